@@ -1,0 +1,1 @@
+"""Benches, one file each: every one prints a single object of flat rows."""

@@ -1,0 +1,1 @@
+"""The language decoder: embeddings in, hidden states and logits out."""

@@ -1,0 +1,50 @@
+"""The errors that mmsdk raises at its boundaries, as one small tree.
+
+Every message names the offending item, the value that was seen, what was expected and, where there is one, the fix.
+This module imports nothing, so that every package of the SDK may stand on it.
+"""
+
+__all__ = ["BudgetError", "InputError", "ModelError", "MmsdkError", "PluginError", "SafetyError", "WeightsError"]
+
+
+class MmsdkError(Exception):
+    """Root of the tree: catching it catches everything that mmsdk raises on purpose."""
+
+
+class InputError(MmsdkError, ValueError):
+    """An input (image, clip, prompt, observation) cannot be used.
+
+    `item` names the input as the caller knows it (a path, "bytes", "frame 3"); `index` is its place in the batch.
+    """
+
+    def __init__(self, message: str, *, item: str = "", index: int | None = None) -> None:
+        place = f"item {index}" if index is not None else ""
+        where = f"{place} ({item})" if place and item else place or item
+        super().__init__(f"{where}: {message}" if where else message)
+        self.message = message
+        self.item = item
+        self.index = index
+
+    def at(self, index: int) -> "InputError":
+        """The same error, naming its place in a batch (counted from 0)."""
+        return type(self)(self.message, item=self.item, index=index)
+
+
+class BudgetError(MmsdkError, ValueError):
+    """A token budget is zero, negative, not a number, or larger than the number of tokens."""
+
+
+class ModelError(MmsdkError):
+    """A checkpoint or its configuration cannot be run: unknown architecture, missing or unexpected tensors."""
+
+
+class WeightsError(MmsdkError):
+    """A weight file cannot be fetched, verified or read."""
+
+
+class PluginError(MmsdkError, ValueError):
+    """A plugin's name or one of its knobs is unknown; the message says what is near."""
+
+
+class SafetyError(MmsdkError):
+    """An action was refused before it could reach the robot."""

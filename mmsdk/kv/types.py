@@ -1,0 +1,57 @@
+"""What the decoder remembers: the cache of keys and values, and the policies that thin it.
+
+Letters: b rows of the batch, g key-value heads, s new tokens, t cached tokens, d head width.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+__all__ = ["KVCache", "KVPolicy", "LayerView"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerView:
+    """What one layer may attend to. Rows shorter than t are filled at the front or the back; `lengths` and `valid` tell which.
+
+    `positions` are the rotary positions each entry was stored with, so that causality can be decided per entry.
+    """
+
+    keys: Float[Tensor, "b g t d"]
+    values: Float[Tensor, "b g t d"]
+    positions: Int[Tensor, "b t"]
+    valid: Bool[Tensor, "b t"]
+    lengths: Int[Tensor, " b"]
+
+
+@runtime_checkable
+class KVCache(Protocol):
+    """Keys and values of every layer, with true lengths per layer and row."""
+
+    @property
+    def position(self) -> Int[Tensor, " b"]:
+        """The next rotary position of each row (tokens seen, not entries held)."""
+        ...
+
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:
+        """Store the new tokens of one layer and return what it may now attend to."""
+        ...
+
+    def view(self, layer: int) -> LayerView: ...
+
+    def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
+        """Keep only these entries of a layer (indices into its view, ascending); really frees or reuses the space."""
+        ...
+
+    def fork(self) -> "KVCache":
+        """A continuation that shares what is stored so far and never writes into it."""
+        ...
+
+
+@runtime_checkable
+class KVPolicy(Protocol):
+    """Reads a layer's view and says which entries stay; never touches the cache itself."""
+
+    def __call__(self, layer: int, view: LayerView, query: Float[Tensor, "b h s d"]) -> Int[Tensor, "b k"]: ...

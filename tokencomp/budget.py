@@ -1,0 +1,35 @@
+"""How many visual tokens may stay: a count, resolved once from what the user wrote."""
+
+import math
+from dataclasses import dataclass
+
+from mmsdk.errors import BudgetError
+
+__all__ = ["Budget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A token count, at least 1."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise BudgetError(f"a budget must keep at least one token, got {self.count}")
+
+    @staticmethod
+    def of(amount: int | float, n: int) -> "Budget":
+        """Resolve `amount` against n tokens: an int is a count in [1, n], a float in (0, 1] a fraction (rounded half up, at least 1).
+
+        Raises BudgetError for zero, negative, NaN, a fraction above 1 or a count above n.
+        """
+        if isinstance(amount, bool):
+            raise BudgetError(f"a budget is a count or a fraction, got {amount}")
+        if isinstance(amount, int):
+            if not 1 <= amount <= n:
+                raise BudgetError(f"budget {amount} tokens is outside [1, {n}]: the input has {n} visual tokens")
+            return Budget(amount)
+        if not math.isfinite(amount) or not 0 < amount <= 1:
+            raise BudgetError(f"budget fraction {amount} is outside (0, 1]; write a whole number for a token count")
+        return Budget(max(1, math.floor(amount * n + 0.5)))

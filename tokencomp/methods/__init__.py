@@ -1,0 +1,1 @@
+"""Visual-token compressors, one file per method."""

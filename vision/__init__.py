@@ -1,0 +1,1 @@
+"""Sight: load pictures and clips, and turn their pixels into visual tokens."""

@@ -1,0 +1,1 @@
+"""Vision encoders, one file per family: pixels in, visual tokens out."""

@@ -1,0 +1,1 @@
+"""Actions: observations in, checked and timed robot actions out."""
