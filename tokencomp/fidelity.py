@@ -1,0 +1,51 @@
+"""How much of the full token set a compressed one still says, measured per input without running the language model.
+
+L2-NQE is sum_i |x_i - r_i|^2 / sum_i |x_i - mean(x)|^2 where r_i represents token i: its group's mean where it was merged, the
+nearest kept token where it was dropped. Cosine coverage is the share of tokens that have a kept token at cosine tau or nearer
+(tau = 0.9). Both measures are published with SimpleCluster; the normaliser of the first is a reconstruction.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.tokencomp.types import Compressed
+from mmsdk.vision.types import VisualTokens
+
+__all__ = ["Fidelity", "best_cosine", "fidelity"]
+
+# Rows of the similarity matrix held at once: bounds memory whatever the length of a clip.
+BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """`nqe` is 0 for a perfect copy and 1 for the mean alone; `coverage` and `cosine` are 1 for a perfect copy."""
+
+    nqe: float
+    coverage: float
+    cosine: float
+
+
+def best_cosine(features: Float[Tensor, "n d"], kept: Float[Tensor, "k d"]) -> Float[Tensor, " n"]:
+    """The cosine of each token to its most similar kept token, in float32; a zero vector has cosine 0 to everything."""
+    target = F.normalize(kept.float(), dim=1).T
+    rows = [(F.normalize(block.float(), dim=1) @ target).amax(dim=1) for block in features.split(BLOCK)]
+    return torch.cat(rows).clamp(-1.0, 1.0)
+
+
+def fidelity(full: VisualTokens, compressed: Compressed, tau: float = 0.9) -> Fidelity:
+    """Compare the survivors with the tokens they came from."""
+    source, kept = full.features.float(), compressed.tokens.features.float()
+    assignment = compressed.audit.assignment
+    nearest = torch.cat([torch.cdist(block, kept).argmin(dim=1) for block in source.split(BLOCK)])
+    represented = kept[torch.where(assignment < 0, nearest, assignment)]
+    error = (source - represented).square().sum()
+    spread = (source - source.mean(dim=0)).square().sum()
+    # tokens that are all alike have no spread; then any error at all is reported as it stands
+    nqe = error / spread.clamp_min(torch.finfo(torch.float32).tiny) if spread > 0 else error
+    cosine = best_cosine(source, kept)
+    return Fidelity(float(nqe), float((cosine >= tau).float().mean()), float(cosine.mean()))

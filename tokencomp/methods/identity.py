@@ -1,0 +1,35 @@
+"""Identity: every token stays. What a pipeline runs when nothing is to be compressed, and the baseline of every table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.errors import BudgetError
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.plan import check
+from mmsdk.tokencomp.types import Audit, Compressed
+from mmsdk.vision.types import VisualTokens
+
+__all__ = ["Identity"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Returns its input. Raises BudgetError for a budget below the full count, since it cannot meet it."""
+
+    def __call__(
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+    ) -> list[Compressed]:
+        check(tokens, budgets)
+        for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):
+            if budget.count != len(item):
+                raise BudgetError(f"item {i}: identity keeps all {len(item)} tokens and cannot keep {budget.count}; choose another method")
+        return [Compressed(item, _untouched(item)) for item in tokens]
+
+
+def _untouched(item: VisualTokens) -> Audit:
+    device = item.features.device
+    return Audit("identity", torch.arange(len(item), device=device), torch.zeros(len(item), device=device))

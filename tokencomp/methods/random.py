@@ -1,0 +1,39 @@
+"""Random: a uniformly random subset. The floor that a method worth its name has to beat at the same count.
+
+The draw depends on the seed and on the number of tokens alone, so that an input keeps the same tokens in any batch.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.plan import check, keep
+from mmsdk.tokencomp.types import Compressed
+from mmsdk.vision.types import VisualTokens
+
+__all__ = ["Random"]
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Keeps `budget` tokens drawn without replacement; `seed` chooses the draw."""
+
+    seed: int = 0
+
+    def __call__(
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+    ) -> list[Compressed]:
+        check(tokens, budgets)
+        return [self._draw(item, budget.count) for item, budget in zip(tokens, budgets, strict=True)]
+
+    def _draw(self, item: VisualTokens, count: int) -> Compressed:
+        started = time.perf_counter()
+        # drawn on the CPU whatever the device, so that every device keeps the same tokens
+        order = torch.randperm(len(item), generator=torch.Generator().manual_seed(self.seed))
+        index = order[:count].to(item.features.device)
+        return keep(item, index, method="random", seconds=time.perf_counter() - started)

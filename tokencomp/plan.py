@@ -1,0 +1,112 @@
+"""Plan, then apply: a method finds indices once, and they are applied to features, positions, weights and scores alike.
+
+A method calls `keep` (pruning: which tokens stay) or `merge` (which group each token joins); both return the surviving tokens in
+reading order together with the audit.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.errors import BudgetError
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.types import Audit, Compressed
+from mmsdk.vision.types import VisualTokens
+
+__all__ = ["check", "keep", "merge", "reading_key"]
+
+
+def check(tokens: Sequence[VisualTokens], budgets: Sequence[Budget]) -> None:
+    """Refuse a batch whose budgets cannot be met exactly; every method calls this first.
+
+    Raises BudgetError naming the item.
+    """
+    if len(tokens) != len(budgets):
+        raise BudgetError(f"{len(tokens)} visual inputs came with {len(budgets)} budgets; give one budget per input")
+    for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):
+        if budget.count > len(item):
+            raise BudgetError(f"item {i}: budget {budget.count} is above the {len(item)} visual tokens of the input")
+
+
+def reading_key(positions: Int[Tensor, "n 3"], grid: tuple[int, int, int]) -> Int[Tensor, " n"]:
+    """One integer per token that sorts by time, then row, then column."""
+    _, rows, columns = grid
+    t, y, x = positions.unbind(dim=1)
+    return (t * rows + y) * columns + x
+
+
+def keep(
+    tokens: VisualTokens,
+    index: Int[Tensor, " k"],
+    *,
+    method: str,
+    scores: Float[Tensor, " n"] | None = None,
+    seconds: float = 0.0,
+) -> Compressed:
+    """Keep the tokens at `index` (distinct, any order) exactly as they are and drop the others."""
+    index = index.sort().values
+    assignment = torch.full((len(tokens),), -1, dtype=torch.int64, device=index.device)
+    assignment[index] = torch.arange(index.shape[0], device=index.device)
+    kept = dataclasses.replace(
+        tokens,
+        features=tokens.features[index],
+        positions=tokens.positions[index],
+        weight=tokens.weight[index],
+        saliency=tokens.saliency[index] if tokens.saliency.shape[0] else tokens.saliency,
+        keys=None if tokens.keys is None else tokens.keys[index],
+    )
+    return Compressed(kept, Audit(method, assignment, _scores(tokens, scores), seconds))
+
+
+def merge(
+    tokens: VisualTokens,
+    labels: Int[Tensor, " n"],
+    count: int,
+    *,
+    method: str,
+    scores: Float[Tensor, " n"] | None = None,
+    seconds: float = 0.0,
+) -> Compressed:
+    """Merge each group of tokens into its mean, weighted by the patches that each member stands for.
+
+    `labels` gives the group of every token in [0, count), every group non-empty, or -1 to drop the token. Sums run in float32; the
+    position of a group is the rounded weighted mean of its members' (halves round up), and groups come out in reading order.
+    """
+    dropped = labels < 0
+    slot = labels.clamp_min(0)
+    weight = tokens.weight.float().masked_fill(dropped, 0.0)
+    total = weight.new_zeros(count).index_add_(0, slot, weight)
+
+    def mean(values: Tensor) -> Tensor:
+        sums = weight.new_zeros(count, values.shape[1])
+        # a dropped token may hold anything, also infinities, so it is blanked rather than multiplied by zero
+        terms = values.float().masked_fill(dropped[:, None], 0.0) * weight[:, None]
+        return sums.index_add_(0, slot, terms) / total[:, None]
+
+    positions = (mean(tokens.positions) + 0.5).floor().to(tokens.positions.dtype)
+    order = reading_key(positions, tokens.grid).argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(count, device=order.device)
+    merged = dataclasses.replace(
+        tokens,
+        features=mean(tokens.features)[order].to(tokens.features.dtype),
+        positions=positions[order],
+        weight=total[order].to(tokens.weight.dtype),
+        saliency=_mean_saliency(tokens, mean, order),
+        keys=None if tokens.keys is None else mean(tokens.keys)[order].to(tokens.keys.dtype),
+    )
+    assignment = rank[slot].masked_fill(dropped, -1)
+    return Compressed(merged, Audit(method, assignment, _scores(tokens, scores), seconds))
+
+
+def _mean_saliency(tokens: VisualTokens, mean: Callable[[Tensor], Tensor], order: Tensor) -> Tensor:
+    if tokens.saliency.shape[0] == 0:
+        return tokens.saliency
+    return mean(tokens.saliency[:, None])[order, 0].to(tokens.saliency.dtype)
+
+
+def _scores(tokens: VisualTokens, scores: Tensor | None) -> Tensor:
+    return torch.zeros(len(tokens), device=tokens.features.device) if scores is None else scores
