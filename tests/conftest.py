@@ -1,0 +1,56 @@
+"""What every test stands on: shapes and types checked at each call, and the real weights where they can be had.
+
+A test that needs real weights takes one of the fixtures below. Where they cannot be fetched it is skipped with the reason; where CI is
+set it fails, because there a skip would hide that nothing real was tested.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Before any module of mmsdk is imported: what was imported earlier would go unchecked.
+install_import_hook("mmsdk", "beartype.beartype")
+
+from mmsdk.errors import WeightsError
+from mmsdk.weights.bundle import Bundle, bundle, pull
+
+T = TypeVar("T")
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def mini_encoder() -> Path:
+    """The ONNX file of mini's image encoder (ViT-S/14), fetched at first use."""
+    return _fetched(lambda: pull("mini"))["encoder"]
+
+
+@pytest.fixture(scope="session")
+def mini_language() -> Path:
+    """The GGUF file of mini's language model (SmolLM2-135M-Instruct), fetched at first use."""
+    return _fetched(lambda: pull("mini"))["language"]
+
+
+@pytest.fixture(scope="session")
+def mini_bundle() -> Bundle:
+    """All files of mini, the adapter that ships in the package included."""
+    return _fetched(lambda: bundle("mini"))
+
+
+@pytest.fixture(scope="session")
+def photos() -> Path:
+    """A folder of real photographs and drawings (scikit-image's own), fetched at first use."""
+    return _fetched(lambda: pull("photos"))["images"]
+
+
+def _fetched(fetch: Callable[[], T]) -> T:
+    try:
+        return fetch()
+    except WeightsError as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"real weights are required in CI: {error}")
+        pytest.skip(f"needs real weights: {error}")
