@@ -4,7 +4,7 @@ Every message names the offending item, the value that was seen, what was expect
 This module imports nothing, so that every package of the SDK may stand on it.
 """
 
-__all__ = ["BudgetError", "InputError", "ModelError", "MmsdkError", "PluginError", "SafetyError", "WeightsError"]
+__all__ = ["BudgetError", "InputError", "MmsdkError", "ModelError", "PluginError", "SafetyError", "WeightsError"]
 
 
 class MmsdkError(Exception):

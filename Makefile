@@ -1,0 +1,64 @@
+# Everything happens in .venv: made on first use, brought up to date when pyproject.toml or constraints.txt change.
+# make PYTHON=python3.12 ... uses that interpreter instead of the first suitable one.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON :=
+CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+BENCHES = $(shell $(BIN)/python -c 'from mmsdk.plugins import available; print(*available("mmsdk.apps.bench"))')
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench bench-gpu clean build/check
+
+help: ## say what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{printf "%-17s %s\n", $$1, $$2}'
+
+demo: $(VENV)/core ## a real model answers questions about three pictures and a clip; annotated pictures go to demo/
+	@$(BIN)/mmsdk demo
+
+test: check ## every check, then every test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/dev build/check ## format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p mmsdk
+	cd build/check && ../../$(BIN)/lint-imports --config ../../pyproject.toml --cache-dir ../../.import_linter_cache
+
+bench: $(VENV)/core ## run every bench on this machine
+	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
+
+bench-gpu: $(VENV)/dev ## the same on a GPU, after the kernels' tests: red prints no number
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "bench-gpu: torch sees no GPU on this machine")'
+	$(BIN)/python -m pytest -q tests/kernels
+	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
+
+clean: ## remove what was made here (fetched weights stay in the user's cache)
+	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@set -e; for python in $(CANDIDATES); do \
+	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "mmsdk needs Python 3.11 or newer; looked for: $(CANDIDATES). Install one, or name it: make PYTHON=/path/to/python ..." >&2; exit 1; \
+	fi; \
+	echo "making $(VENV) with $$($$found --version)"; \
+	$$found -m venv --clear $(VENV) || { \
+	    rm -rf $(VENV); echo "$$found cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+$(VENV)/core: EXTRAS :=
+$(VENV)/dev: EXTRAS := [dev]
+$(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing mmsdk$(EXTRAS) into $(VENV); the first time this downloads PyTorch and takes some minutes"
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(EXTRAS)' || { \
+	    echo "Could not install into $(VENV), see above. Check the network and your pip mirror or proxy (pip config list), then run make again:" \
+	        "what was done is kept." >&2; exit 1; }
+	@touch $(VENV)/core $@
+
+# Types and import rules are checked on what a user would get: the installed tree, where every package has its import name.
+build/check: $(VENV)/dev
+	@rm -rf build
+	@$(PIP) install --quiet --no-deps --no-build-isolation --target $@ .
