@@ -66,7 +66,7 @@ def is_recorded(folder: Path, expected: str) -> bool:
     """Whether the folder was fully checked against `expected` and no file changed in size or time since: a matter of `stat` calls."""
     try:
         noted = _note(folder).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return folder.is_dir() and noted == _stamp(folder, expected)
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from tqdm import tqdm
 
@@ -28,6 +27,8 @@ __all__ = ["NpmPackage", "Package", "Progress", "Wheel", "bar", "download", "ext
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """(title, total bytes) -> a context that gives a function to call with the bytes that are here so far."""
+
+Read = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,11 @@ Package = Wheel | NpmPackage
 def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr; silent where stderr is not a terminal."""
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, disable=None) as line:
-        yield lambda done: _advance(line, done)
+
+        def advance(done: int) -> None:
+            line.update(max(0, done - line.n))
+
+        yield advance
 
 
 @contextmanager
@@ -91,11 +96,11 @@ def extract(archive: Path, members: str, into: Path, limit: int) -> int:
     wanted = re.compile(members)
     count, left = 0, limit
     try:
-        for name, stream in _members(archive, wanted):
+        for name, read in _members(archive, wanted):
             path = into / _inside(archive, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as target:
-                left -= _copy(stream, target, left, archive)
+                left -= _copy(read, target.write, left, archive)
             count += 1
     except FileExistsError as error:
         raise WeightsError(f"{archive.name} holds {error.filename} twice") from error
@@ -149,21 +154,21 @@ def _advice(package: Package, words: str) -> str:
     )
 
 
-def _members(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, IO[bytes]]]:
+def _members(archive: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, Read]]:
     if archive.name.endswith(".tgz"):
         with tarfile.open(archive, "r|gz") as tar:
             for entry in tar:
                 match = wanted.fullmatch(entry.name)
                 stream = tar.extractfile(entry) if match and entry.isreg() else None
                 if match and stream is not None:
-                    yield match[1], stream
+                    yield match[1], stream.read
         return
     with zipfile.ZipFile(archive) as wheel:
         for item in wheel.infolist():
             match = wanted.fullmatch(item.filename)
             if match and not item.is_dir():
                 with wheel.open(item) as stream:
-                    yield match[1], stream
+                    yield match[1], stream.read
 
 
 def _inside(archive: Path, name: str) -> PurePosixPath:
@@ -173,13 +178,13 @@ def _inside(archive: Path, name: str) -> PurePosixPath:
     return path
 
 
-def _copy(source: IO[bytes], target: IO[bytes], limit: int, archive: Path) -> int:
+def _copy(read: Read, write: Callable[[bytes], int], limit: int, archive: Path) -> int:
     copied = 0
-    while block := source.read(1 << 20):
+    while block := read(1 << 20):
         copied += len(block)
         if copied > limit:
             raise WeightsError(f"{archive.name} holds more than was expected: it is not the package that this release was made with")
-        target.write(block)
+        write(block)
     return copied
 
 
@@ -192,7 +197,3 @@ def _bytes_under(folder: Path) -> int:
             except FileNotFoundError:  # the tool removed it between the listing and here
                 continue
     return total
-
-
-def _advance(line: "tqdm[None]", done: int) -> None:
-    line.update(max(0, done - line.n))
