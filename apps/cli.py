@@ -1,0 +1,152 @@
+"""The command line: arguments, hints for typing mistakes, exit codes.
+
+Only this file is imported for help, and it imports neither torch nor a command, so help comes at once. Exit codes: 0 answered,
+1 something failed that is not the user's doing, 2 a wrong argument or input, 130 interrupted.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from mmsdk import __version__
+from mmsdk.errors import MmsdkError, SafetyError, WeightsError
+
+__all__ = ["UsageError", "main"]
+
+COMMANDS = ("ask", "demo", "methods", "doctor", "weights", "bench")
+
+
+class UsageError(Exception):
+    """The command line itself cannot be understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises instead of leaving, and says what is near."""
+
+    def error(self, message: str) -> "None":  # type: ignore[override]  # argparse never returns here; neither does a raise
+        wrong = re.search(r"invalid choice: '([^']*)'", message)
+        if wrong and "command" in message:
+            raise UsageError(f"there is no command {wrong[1]!r}{_near(wrong[1], COMMANDS)}")
+        raise UsageError(f"{message}; `{self.prog} --help` shows what can be said")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Errors that are the user's to mend are one line on stderr, without a traceback."""
+    try:
+        args = _parse(sys.argv[1:] if argv is None else list(argv))
+        code: int = import_module(f"mmsdk.apps.commands.{args.command}").run(args)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        return _complain(error, 2)
+    except MmsdkError as error:
+        return _complain(error, 1 if isinstance(error, WeightsError | SafetyError) else 2)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader went away (`| head`); keep the interpreter from complaining again when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"mmsdk: {error}", file=sys.stderr)
+    return code
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser, options = _parser()
+    args, extra = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.print_help()
+        raise SystemExit(0)
+    if extra:
+        wrong = extra[0].split("=")[0]
+        raise UsageError(f"`mmsdk {args.command}` does not know {wrong!r}{_near(wrong, options[args.command])}")
+    return args
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+
+
+def _parser() -> tuple[Parser, dict[str, list[str]]]:
+    parser = Parser(prog="mmsdk", description="Ask a vision-language model about pictures and clips.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"mmsdk {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    declared = {
+        "ask": _ask(commands.add_parser("ask", help="ask about pictures or clips", allow_abbrev=False)),
+        "demo": _demo(commands.add_parser("demo", help="questions about three pictures and a clip, answered", allow_abbrev=False)),
+        "methods": _methods(commands.add_parser("methods", help="list the methods that can be chosen by name", allow_abbrev=False)),
+        "doctor": _doctor(commands.add_parser("doctor", help="look at this machine and say what is missing", allow_abbrev=False)),
+        "weights": _weights(commands.add_parser("weights", help="fetch, list or verify model weights", allow_abbrev=False)),
+        "bench": _bench(commands.add_parser("bench", help="run a benchmark, or print the result kept of one", allow_abbrev=False)),
+    }
+    return parser, declared
+
+
+def _option(parser: Parser, flag: str, text: str, kind: type = str, default: object = None) -> str:
+    parser.add_argument(flag, type=kind, default=default, help=text if default is None else f"{text} (default: {default})")
+    return flag
+
+
+def _switch(parser: Parser, flag: str, text: str) -> str:
+    parser.add_argument(flag, action="store_true", help=text)
+    return flag
+
+
+def _ask(parser: Parser) -> list[str]:
+    parser.add_argument("words", nargs="+", metavar='PATH... "question"', help="one or more pictures or clips, then the question")
+    return [
+        _option(parser, "--model", 'a model: "mini", a folder, or "org/name"', default="mini"),
+        _option(parser, "--max-tokens", "the longest answer, in tokens", int, 128),
+        _option(parser, "--temperature", "0 for the likeliest answer, more for variety", float, 0.0),
+        _option(parser, "--seed", "chooses the answer where the temperature is above 0", int, 0),
+        _option(parser, "--compress", 'keep fewer visual tokens: "uniform:64", "random:0.25,seed=1"', default="identity"),
+        _option(parser, "--dtype", "auto, float32, bfloat16 or float16", default="auto"),
+        _option(parser, "--device", "cpu, cuda, cuda:1, ...", default="cpu"),
+        _option(parser, "--explain", "draw what was looked at into this picture file"),
+        _switch(parser, "--json", "print one JSON object in place of the text"),
+    ]
+
+
+def _demo(parser: Parser) -> list[str]:
+    return [
+        _option(parser, "--out", "the folder for annotated pictures", default="demo"),
+        _option(parser, "--model", 'a model: "mini", a folder, or "org/name"', default="mini"),
+        _switch(parser, "--json", "print one JSON object in place of the table"),
+    ]
+
+
+def _methods(parser: Parser) -> list[str]:
+    return [_switch(parser, "--json", "print one JSON object")]
+
+
+def _doctor(parser: Parser) -> list[str]:
+    return [_switch(parser, "--json", "print one JSON object")]
+
+
+def _weights(parser: Parser) -> list[str]:
+    parser.add_argument("action", choices=("pull", "list", "verify"), help="pull fetches, list shows, verify hashes")
+    parser.add_argument("name", nargs="?", default=None, help='a bundle (default: "mini" for pull and verify)')
+    return [_switch(parser, "--json", "print one JSON object")]
+
+
+def _bench(parser: Parser) -> list[str]:
+    parser.add_argument(
+        "name", nargs="?", default=None, metavar="NAME", help='a bench, with knobs as in "mini:questions=200"; none lists them'
+    )
+    return [
+        _switch(parser, "--json", "print one JSON object in place of a table"),
+        _switch(parser, "--committed", "print the result kept in the repository instead of running"),
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

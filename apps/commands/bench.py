@@ -1,0 +1,72 @@
+"""`mmsdk bench NAME`: run a bench and print one object, or print the one kept in the repository.
+
+A bench is one file in apps/bench: a frozen dataclass whose fields are its knobs, called without arguments, returning flat rows.
+To keep a result: `mmsdk bench NAME --json > benchmarks/results/NAME.json`.
+"""
+
+import argparse
+import inspect
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from mmsdk import plugins
+from mmsdk.apps.console import Cell, table
+from mmsdk.apps.report import ROOT, hardware, versions
+from mmsdk.errors import InputError, PluginError
+
+__all__ = ["Bench", "run"]
+
+PACKAGE = "mmsdk.apps.bench"
+
+
+@runtime_checkable
+class Bench(Protocol):
+    """Measures something and returns flat rows that share their keys."""
+
+    def __call__(self) -> list[dict[str, Cell]]: ...
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a result as a table or as one JSON object; without a name, print what there is."""
+    if args.name is None:
+        rows: list[dict[str, Cell]] = [{"bench": name, "about": _about(name)} for name in plugins.available(PACKAGE)]
+        print(json.dumps({"benches": rows}) if args.json else table(rows))
+        return 0
+    result = _committed(args.name) if args.committed else _measured(args.name)
+    print(json.dumps(result) if args.json else _readable(result))
+    return 0
+
+
+def _measured(text: str) -> dict[str, object]:
+    bench = plugins.load(PACKAGE, text)
+    if not isinstance(bench, Bench):
+        raise PluginError(f"{text!r} in {PACKAGE} cannot be called")
+    command = f"mmsdk bench {shlex.quote(text)} --json"
+    return {"bench": plugins.parse(text).name, "command": command, "hardware": hardware(), "versions": versions(), "rows": bench()}
+
+
+def _committed(text: str) -> dict[str, object]:
+    name = plugins.parse(text).name
+    plugins.find(PACKAGE, name)
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    if not path.is_file():
+        raise InputError(f"no result of this bench is kept here; run `mmsdk bench {name}`", item=name)
+    kept: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+    return kept
+
+
+def _readable(result: Mapping[str, object]) -> str:
+    head = [f"{key}: {_line(result[key])}" for key in ("bench", "command", "hardware", "versions")]
+    rows = result["rows"]
+    return "\n".join([*head, "", table(rows) if isinstance(rows, list) else ""])
+
+
+def _line(value: object) -> str:
+    return ", ".join(f"{key} {part}" for key, part in value.items() if part != "") if isinstance(value, dict) else str(value)
+
+
+def _about(name: str) -> str:
+    text = inspect.getdoc(plugins.find(PACKAGE, name)) or ""
+    return text.splitlines()[0] if text else ""

@@ -1,0 +1,77 @@
+"""`mmsdk doctor`: what this machine offers, what is missing, and the one thing to do about it."""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import sys
+
+import torch
+
+from mmsdk.apps.console import Cell, table
+from mmsdk.apps.report import hardware, versions
+from mmsdk.precision import native_bfloat16, resolve_dtype
+from mmsdk.weights.bundle import available
+from mmsdk.weights.cache import cache_folder
+
+__all__ = ["run"]
+
+# What each extra brings, by the module that shows it is there.
+EXTRAS = {"demo": "gradio", "robots": "metaworld", "ros": "rclpy", "video": "av", "serve": "fastapi", "dev": "pytest"}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; returns 1 where something that the default model needs does not work."""
+    findings = [_python(), _torch(), _accelerator(), _cache(), *_weights(), *_extras()]
+    if args.json:
+        print(json.dumps({"findings": findings, "hardware": hardware(), "versions": versions()}))
+    else:
+        print(table(findings))
+    return 1 if any(finding["state"] == "broken" for finding in findings) else 0
+
+
+def _finding(what: str, state: str, detail: str) -> dict[str, Cell]:
+    return {"what": what, "state": state, "detail": detail}
+
+
+def _python() -> dict[str, Cell]:
+    enough = sys.version_info >= (3, 11)
+    return _finding("python", "ok" if enough else "broken", platform.python_version() if enough else "mmsdk needs Python 3.11 or newer")
+
+
+def _torch() -> dict[str, Cell]:
+    units = "native bfloat16" if native_bfloat16() else "no native bfloat16"
+    default = str(resolve_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+    return _finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, {units}: models run in {default}")
+
+
+def _accelerator() -> dict[str, Cell]:
+    if torch.cuda.is_available():
+        return _finding("gpu", "ok", f"{torch.cuda.get_device_name()}; choose it with --device cuda")
+    return _finding("gpu", "absent", "not needed; models run on the processor")
+
+
+def _cache() -> dict[str, Cell]:
+    folder = cache_folder()
+    standing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if os.access(standing, os.W_OK):
+        return _finding("cache folder", "ok", str(folder))
+    return _finding("cache folder", "broken", f"cannot write to {standing}: fix its rights or set another cache folder")
+
+
+def _weights() -> list[dict[str, Cell]]:
+    rows = []
+    for part in available():
+        here = part.state == "present"
+        detail = str(part.path) if here else f"fetched at first use, or with: mmsdk weights pull {part.bundle}"
+        rows.append(_finding(f"weights {part.bundle}/{part.part}", "ok" if here else "absent", detail))
+    return rows
+
+
+def _extras() -> list[dict[str, Cell]]:
+    rows = []
+    for extra, module in EXTRAS.items():
+        here = importlib.util.find_spec(module) is not None
+        rows.append(_finding(f"extra {extra}", "ok" if here else "absent", module if here else f'pip install "mmsdk[{extra}]"'))
+    return rows

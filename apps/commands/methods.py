@@ -1,0 +1,26 @@
+"""`mmsdk methods`: what can be chosen by name, its knobs, and the first line of its description."""
+
+import argparse
+import inspect
+import json
+
+from mmsdk import plugins
+from mmsdk.apps.console import Cell, table
+
+__all__ = ["FAMILIES", "run"]
+
+# What each family is for, and the package whose files are its methods.
+FAMILIES = {"compress": "mmsdk.tokencomp.methods"}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the methods of every family."""
+    rows = [_row(family, package, name) for family, package in FAMILIES.items() for name in plugins.available(package)]
+    print(json.dumps({"methods": rows}) if args.json else table(rows))
+    return 0
+
+
+def _row(family: str, package: str, name: str) -> dict[str, Cell]:
+    about = inspect.getdoc(plugins.find(package, name)) or ""
+    knobs = ",".join(f"{knob}={default}" for knob, default in plugins.knobs(package, name).items())
+    return {"family": family, "name": name, "knobs": knobs, "about": about.splitlines()[0] if about else ""}

@@ -1,0 +1,130 @@
+"""A picture of what the model looked at: the encoder's attention as heat, dropped patches dimmed, merged ones outlined.
+
+One row per input; an image is drawn beside itself, a clip as its frames from left to right.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageFont
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from mmsdk.answer import Sight
+from mmsdk.errors import InputError
+from mmsdk.tokencomp.audit import owners
+from mmsdk.vision.types import Image, Media
+
+__all__ = ["check_path", "draw"]
+
+SIDE = 336  # pixels of a panel's longer side
+GAP = 8
+LINE = 24
+FRAMES = 8  # a clip shows at most so many of its steps
+HEAT, DIM = 0.45, 0.25
+
+Panel = UInt8[np.ndarray, "h w 3"]
+
+
+def draw(media: Sequence[Media], sights: Sequence[Sight], caption: str = "") -> PIL.Image.Image:
+    """The picture for one answer: `sights[i]` tells how `media[i]` was looked at, `caption` is written above."""
+    rows = [_row(item, sight) for item, sight in zip(media, sights, strict=True)]
+    font = PIL.ImageFont.load_default(size=LINE * 2 // 3)
+    width = max([GAP + sum(panel.shape[1] + GAP for panel in row) for row in rows] + [SIDE])
+    lines = _wrapped(caption, font, width - 2 * GAP)
+    height = GAP + LINE * len(lines) + sum(max(panel.shape[0] for panel in row) + LINE + GAP for row in rows)
+    page = PIL.Image.new("RGB", (width, height), "white")
+    pen = PIL.ImageDraw.Draw(page)
+    top = GAP
+    for line in lines:
+        pen.text((GAP, top), line, fill="black", font=font)
+        top += LINE
+    for row, sight in zip(rows, sights, strict=True):
+        left = GAP
+        for panel in row:
+            page.paste(PIL.Image.fromarray(panel), (left, top))
+            left += panel.shape[1] + GAP
+        top += max(panel.shape[0] for panel in row)
+        pen.text((GAP, top), _account(sight), fill="dimgray", font=font)
+        top += LINE + GAP
+    return page
+
+
+def check_path(path: Path) -> None:
+    """Raises InputError for a name without a known picture ending, or in a folder that is not there; call it before the work."""
+    if path.suffix.lower() not in PIL.Image.registered_extensions():
+        raise InputError(f"cannot tell the picture format from {path.suffix!r}; use a name such as {path.stem}.png", item=str(path))
+    if not path.parent.is_dir():
+        raise InputError(f"the folder {path.parent} is not there; make it first", item=str(path))
+
+
+def _row(item: Media, sight: Sight) -> list[Panel]:
+    cells = owners(sight.audit, sight.positions, sight.grid)
+    heat = _heat(sight)
+    if isinstance(item, Image):
+        picture = _fitted(item.pixels)
+        return [picture, _looked_at(picture, heat[0], cells[0])]
+    steps = np.linspace(0, sight.grid[0] - 1, min(FRAMES, sight.grid[0])).round().astype(int).tolist()
+    frames = [_fitted(item.frames[step * len(item.frames) // sight.grid[0]], SIDE // 2) for step in steps]
+    return [_looked_at(frame, heat[step], cells[step]) for frame, step in zip(frames, steps, strict=True)]
+
+
+def _heat(sight: Sight) -> Float[Tensor, "t h w"]:
+    """Saliency on the grid, scaled to [0, 1] over the input; flat where the encoder offers none."""
+    heat = torch.zeros(sight.grid)
+    if sight.saliency.shape[0] == 0:
+        return heat
+    values = sight.saliency.float().cpu()
+    low, high = values.min(), values.max()
+    heat[tuple(sight.positions.cpu().unbind(dim=1))] = (values - low) / (high - low).clamp_min(1e-12)
+    return heat
+
+
+def _fitted(pixels: UInt8[Tensor, "3 h w"], side: int = SIDE) -> Panel:
+    height, width = pixels.shape[1:]
+    scale = side / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return cv2.resize(pixels.permute(1, 2, 0).contiguous().numpy(), size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+
+
+def _looked_at(picture: Panel, heat: Float[Tensor, "h w"], cells: Int[Tensor, "h w"]) -> Panel:
+    height, width = picture.shape[:2]
+    smooth = cv2.resize(heat.numpy(), (width, height), interpolation=cv2.INTER_CUBIC).clip(0, 1)
+    colours = cv2.applyColorMap((smooth * 255).astype(np.uint8), cv2.COLORMAP_INFERNO)[..., ::-1]
+    owner = cv2.resize(cells.cpu().numpy().astype(np.int32), (width, height), interpolation=cv2.INTER_NEAREST)
+    share = HEAT * smooth[..., None]
+    mixed = picture * (1 - share) + colours * share
+    mixed[owner < 0] *= DIM
+    if len(cells.unique()) < cells.numel():
+        mixed[_borders(owner)] = 255
+    return mixed.round().clip(0, 255).astype(np.uint8)
+
+
+def _borders(owner: Int[np.ndarray, "h w"]) -> np.ndarray:
+    """True on the first pixel after a change of owner, to the right or below."""
+    edge = np.zeros(owner.shape, dtype=bool)
+    edge[:, 1:] |= owner[:, 1:] != owner[:, :-1]
+    edge[1:, :] |= owner[1:, :] != owner[:-1, :]
+    return edge
+
+
+def _account(sight: Sight) -> str:
+    kept = int(sight.audit.assignment.max()) + 1
+    source = sight.source if len(sight.source) <= 40 else f"...{sight.source[-37:]}"
+    return f"{source}: {kept} of {len(sight.positions)} tokens kept ({sight.audit.method})"
+
+
+def _wrapped(text: str, font: "PIL.ImageFont.FreeTypeFont | PIL.ImageFont.ImageFont", width: int) -> list[str]:
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines

@@ -1,0 +1,56 @@
+"""Where a number was measured: the machine, the versions and the code, as every bench prints them."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from mmsdk import __version__
+
+__all__ = ["ROOT", "hardware", "versions"]
+
+# The folder that holds apps/, benchmarks/ and the rest where mmsdk runs from a source tree.
+ROOT = Path(__file__).resolve().parent.parent
+
+LIBRARIES = ("numpy", "tokenizers", "torch", "transformers")
+
+
+def hardware() -> dict[str, str | int | float]:
+    """The processor as the system names it, its cores and memory, bfloat16 units, and the GPU where there is one."""
+    facts: dict[str, str | int | float] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(_memory_bytes() / 2**30, 1),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of mmsdk (and its commit, in a clone) and of what it computes with."""
+    found = {name: metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), "mmsdk": __version__, "commit": _commit(), **found}
+
+
+def _cpu_name() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
+
+
+def _commit() -> str:
+    if not (ROOT / ".git").exists():
+        return ""
+    asked = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip()

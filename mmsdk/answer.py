@@ -1,0 +1,88 @@
+"""What a pipeline gives back: text that also knows what it cost and what it was read from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.tokencomp.types import Audit
+
+__all__ = ["Answer", "Sight", "Timings", "Tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Counts of one answer. `visual` before and `kept` after compression, `prompt` all that the decoder was given, `generated`."""
+
+    visual: int = 0
+    kept: int = 0
+    prompt: int = 0
+    generated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds of each stage. Rows of a batch share the stages, and each carries the whole batch's time."""
+
+    load: float = 0.0
+    encode: float = 0.0
+    compress: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All stages together."""
+        return self.load + self.encode + self.compress + self.prefill + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One visual input as the model looked at it: where its tokens stood, what the encoder found important, what was kept.
+
+    `source` names the input; `positions` and `saliency` are those of the tokens before compression (`saliency` may be empty).
+    """
+
+    source: str
+    grid: tuple[int, int, int]
+    positions: Int[Tensor, "n 3"]
+    saliency: Float[Tensor, " m"]
+    audit: Audit
+
+
+class Answer(str):
+    """The answer's text, a `str` in every way, with what it took: `.tokens`, `.timings`, `.seed`, `.finish`, `.sights`, `.audit`."""
+
+    __slots__ = ("finish", "seed", "sights", "timings", "tokens")
+
+    tokens: Tokens
+    timings: Timings
+    seed: int
+    finish: Literal["stop", "length"]
+    sights: tuple[Sight, ...]
+
+    def __new__(
+        cls,
+        text: str,
+        tokens: Tokens | None = None,
+        timings: Timings | None = None,
+        seed: int = 0,
+        finish: Literal["stop", "length"] = "stop",
+        sights: tuple[Sight, ...] = (),
+    ) -> "Answer":
+        answer = super().__new__(cls, text)
+        answer.tokens = tokens or Tokens()
+        answer.timings = timings or Timings()
+        answer.seed = seed
+        answer.finish = finish
+        answer.sights = sights
+        return answer
+
+    def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]  # str promises (str,), copies need the rest too
+        return str(self), self.tokens, self.timings, self.seed, self.finish, self.sights
+
+    @property
+    def audit(self) -> tuple[Audit, ...]:
+        """What became of every source token, one audit per visual input."""
+        return tuple(sight.audit for sight in self.sights)

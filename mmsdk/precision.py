@@ -1,0 +1,30 @@
+"""Which number format a model computes in, from what the machine is good at."""
+
+import torch
+
+from mmsdk.errors import ModelError
+
+__all__ = ["native_bfloat16", "resolve_dtype"]
+
+_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def native_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 by itself (AVX512-BF16, AMX, or Arm's BF16); emulated it is slower than float32."""
+    units = torch.cpu.get_capabilities()
+    return any(bool(units.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
+
+
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """A dtype from its name; "auto" is bfloat16 where the device computes in it natively, else float32.
+
+    Raises ModelError for a name that is none of auto, float32, bfloat16, float16.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        native = native_bfloat16() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float32
+    if dtype not in _NAMES:
+        raise ModelError(f"dtype {dtype!r} is not known; choose auto, {', '.join(_NAMES)}")
+    return _NAMES[dtype]

@@ -1,0 +1,144 @@
+"""The command line as a person meets it: real processes for what only a process shows, `main` for the rest."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mmsdk.apps.cli import main
+
+MMSDK = [sys.executable, "-m", "mmsdk.apps.cli"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["askk"], "did you mean 'ask'"),
+        (["ask", "a.png", "what?", "--modle", "mini"], "did you mean '--model'"),
+        (["bench", "mini", "--commited"], "did you mean '--committed'"),
+        (["ask", "a.png", "what?", "--max-tokens", "many"], "invalid int value"),
+        (["ask"], "are required"),
+        (["weights", "pul"], "pull"),
+        (["frobnicate"], "there are ask"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert hint in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["ask", "missing.png", "what is it?"], "missing.png"),
+        (["ask", "what is it?"], "no picture"),
+        (["ask", __file__], "last argument is the question"),
+        (["ask", __file__, "what?", "--explain", "out.unknown"], ".unknown"),
+        (["ask", __file__, "what?", "--explain", "nowhere/out.png"], "nowhere"),
+        (["ask", __file__, "what?", "--compress", "unifrom:64"], "uniform"),
+        (["ask", __file__, "what?", "--compress", "uniform:0"], "at least one|outside"),
+        (["ask", __file__, "what?", "--dtype", "float31"], "float32"),
+        (["bench", "minni"], "no 'minni'"),
+    ],
+)
+def test_wrong_inputs_name_the_item_and_exit_2(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert any(part in error for part in hint.split("|")) and "Traceback" not in error
+
+
+def test_help_comes_at_once_and_names_every_option() -> None:
+    started = time.perf_counter()
+    shown = subprocess.run([*MMSDK, "ask", "--help"], capture_output=True, text=True, check=True).stdout
+    assert time.perf_counter() - started < 2.0  # 0.5 s on an idle machine; the bench measures it
+    for option in ("--model", "--max-tokens", "--temperature", "--seed", "--compress", "--json", "--explain"):
+        assert option in shown
+
+
+@pytest.mark.parametrize("code", ["import mmsdk", "import mmsdk.apps.cli"])
+def test_light_imports_leave_torch_alone(code: str) -> None:
+    heavy = "torch", "transformers", "numpy", "PIL", "cv2"
+    probe = f"import sys; {code}; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_interrupt_is_clean() -> None:
+    """Ctrl-C while a command imports or works: exit 130, no traceback."""
+    # a subprocess of a process that ignores SIGINT would ignore it too, so the default handler is set first
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); print('up', flush=True);"
+    code += "from mmsdk.apps import cli; import time; cli._parse = lambda argv: time.sleep(30); sys.exit(cli.main())"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in error and "interrupted" in error
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*MMSDK, "methods"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.returncode == 141 and done.stderr == ""
+
+
+def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert {"identity", "random", "uniform"} <= set(rows) and rows["random"]["knobs"] == "seed=0"
+    assert all(row["about"] for row in rows.values())
+
+
+def test_doctor_finds_this_machine_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    states = {finding["what"]: finding["state"] for finding in told["findings"]}
+    assert states["python"] == states["torch"] == states["cache folder"] == "ok"
+    assert told["hardware"]["cores"] >= 1 and told["versions"]["torch"]
+
+
+def test_weights_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weights", "list", "mini", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["weights"]
+    assert {row["part"] for row in rows} >= {"encoder", "language"} and all(row["licence"] for row in rows)
+
+
+def test_an_unknown_bundle_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weights", "pull", "maxi"]) != 0
+    assert "maxi" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("mmsdk ")
+
+
+def test_committed_results_are_read_from_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mmsdk.apps.commands import bench
+
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    assert main(["bench", "startup", "--committed"]) == 2
+    kept = {
+        "bench": "startup",
+        "command": "x",
+        "hardware": {"cpu": "y"},
+        "versions": {"commit": "z"},
+        "rows": [{"what": "a", "seconds": 1.5}],
+    }
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "startup.json").write_text(json.dumps(kept))
+    assert main(["bench", "startup", "--committed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == kept
+    assert main(["bench", "startup", "--committed"]) == 0
+    assert "1.5" in capsys.readouterr().out

@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from mmsdk.compress import Compression, Step, compression
+from mmsdk.errors import BudgetError, PluginError
+from mmsdk.tokencomp.methods.random import Random
+from mmsdk.vision.types import VisualTokens
+
+
+def tokens_of(rows: int, columns: int) -> VisualTokens:
+    n = rows * columns
+    positions = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
+    return VisualTokens(torch.randn(n, 4), positions, torch.ones(n), (1, rows, columns), torch.zeros(1), torch.empty(0))
+
+
+def test_names_amounts_and_knobs() -> None:
+    assert compression("random:0.25,seed=3") == Compression((Step(Random(seed=3), 0.25),))
+    assert compression("random:64") == Compression((Step(Random(), 64),))
+    step = Step(Random(), 0.5)
+    assert compression([step, "random:8"]).steps == (step, Step(Random(), 8))
+    assert compression(compression("random:8")) == compression("random:8")
+
+
+def test_counts_apply_to_each_input_and_fractions_to_its_own_length() -> None:
+    """PB-02: three images of different grids at budget 64 give 64 each."""
+    images = [tokens_of(16, 16), tokens_of(8, 20), tokens_of(13, 19)]
+    assert [len(item.tokens) for item in compression("uniform:64")(images)] == [64, 64, 64]
+    assert [len(item.tokens) for item in compression("uniform:0.25")(images)] == [64, 40, 62]
+
+
+def test_identity_and_nothing_keep_everything_bit_for_bit() -> None:
+    """PP-09."""
+    image = tokens_of(4, 4)
+    for spec in ("identity", [], "uniform:1.0"):
+        (result,) = compression(spec)([image])
+        assert torch.equal(result.tokens.features, image.features)
+        assert torch.equal(result.audit.assignment, torch.arange(16))
+
+
+def test_steps_run_in_order_and_the_audit_speaks_of_the_source() -> None:
+    image = tokens_of(8, 8)
+    (result,) = compression(["random:0.5,seed=1", "uniform:8"])([image])
+    assert len(result.tokens) == 8 and result.audit.method == "random+uniform" and result.audit.assignment.shape == (64,)
+    alive = result.audit.assignment >= 0
+    assert torch.equal(image.features[alive], result.tokens.features)
+
+
+@pytest.mark.parametrize("spec", ["uniform", "uniform:0", "uniform:-1", "uniform:1.5", "uniform:nan", "uniform:0.0", "uniform:many"])
+def test_impossible_amounts(spec: str) -> None:
+    """PP-09: they are refused before any model is loaded."""
+    with pytest.raises(BudgetError):
+        compression(spec)
+
+
+@pytest.mark.parametrize(("spec", "hint"), [("unifrom:64", "uniform"), ("random:64,sed=1", "seed"), ("", "names no method")])
+def test_wrong_names_say_what_is_near(spec: str, hint: str) -> None:
+    with pytest.raises(PluginError, match=hint):
+        compression(spec)
+
+
+def test_more_than_there_is() -> None:
+    with pytest.raises(BudgetError, match="16 visual tokens"):
+        compression("uniform:100")([tokens_of(4, 4)])

@@ -1,0 +1,55 @@
+"""Prompts and layouts, without a model: who stands where, and how many there are."""
+
+import pytest
+import torch
+
+from mmsdk.errors import InputError, ModelError
+from mmsdk.prompt import Ids, Layout, Prompt, Slot, Text
+from mmsdk.vision.types import Image, Video
+
+
+def image(height: int, width: int) -> Image:
+    return Image(torch.zeros(3, height, width, dtype=torch.uint8), f"{height}x{width}")
+
+
+def test_media_keep_the_order_of_their_segments() -> None:
+    """PB-05: order by segment, not by size or kind."""
+    clip = Video(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0.0, 1.0]))
+    large, tiny = image(900, 1200), image(1, 1)
+    assert Prompt((large, Text("then"), tiny, clip, Text("which?"))).media == (large, tiny, clip)
+    assert Prompt((tiny, clip, Text("then"), large)).media == (tiny, clip, large)
+    assert Prompt((Text("then"), large, Text("which?"))).text == "then\nwhich?"
+
+
+@pytest.mark.parametrize("question", ["", "  \n"])
+def test_an_empty_question_is_refused(question: str) -> None:
+    with pytest.raises(InputError, match="question"):
+        Prompt.of([image(4, 4)], question)
+
+
+def test_counts_and_positions_come_from_the_layout() -> None:
+    """PB-02: exactly 64 and the fixed separators for each image."""
+    layout = Layout((Ids((1,)), Slot(0), Ids((9,)), Slot(1), Ids((9,)), Slot(2), Ids((5, 6, 7))), media=3)
+    assert layout.fixed == 6 and layout.length([64, 64, 64]) == 3 * 64 + 6
+    assert layout.positions([64, 64, 64]).tolist() == list(range(198))
+    assert layout.visual([2, 1, 0]).tolist() == [False, True, True, False, True, False, False, False, False]
+
+
+def test_embeddings_stand_where_the_layout_says() -> None:
+    layout = Layout((Ids((1,)), Slot(1), Ids((2, 3)), Slot(0)), media=2)
+    table = torch.arange(8.0)[:, None].expand(8, 2)
+    sight = [torch.full((2, 2), 50.0), torch.full((1, 2), 60.0)]
+    built = layout.embed(sight, lambda ids: table[ids], torch.device("cpu"))
+    assert built[:, 0].tolist() == [1.0, 60.0, 2.0, 3.0, 50.0, 50.0]
+
+
+@pytest.mark.parametrize("slots", [(), (0,), (0, 0), (0, 2)])
+def test_a_layout_that_disagrees_with_its_prompt_is_refused(slots: tuple[int, ...]) -> None:
+    """PB-02: a family's mistake is an error, not an off-by-one."""
+    with pytest.raises(ModelError, match="slots"):
+        Layout(tuple(Slot(i) for i in slots), media=2)
+
+
+def test_counts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ModelError, match="2 visual inputs"):
+        Layout((Slot(0), Slot(1)), media=2).length([4])
