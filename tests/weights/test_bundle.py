@@ -67,6 +67,7 @@ def test_available_says_what_is_missing_without_fetching(tmp_path: Path, monkeyp
         ("mini", "language", "missing"),
         ("emoji", "images", "missing"),
         ("photos", "images", "missing"),
+        ("clips", "clips", "missing"),
     }
     assert not (tmp_path / "empty").exists()
     assert [state.state for state in verify("mini")] == ["missing", "missing"]
