@@ -18,7 +18,7 @@ demo: $(VENV)/core ## a real model answers questions about three pictures and a 
 	@$(BIN)/mmsdk demo
 
 test: check ## every check, then every test
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 check: $(VENV)/dev build/check ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -31,7 +31,7 @@ bench: $(VENV)/core ## run every bench on this machine
 
 bench-gpu: $(VENV)/dev ## the same on a GPU, after the kernels' tests: red prints no number
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "bench-gpu: torch sees no GPU on this machine")'
-	$(BIN)/python -m pytest -q tests/kernels
+	$(BIN)/pytest -q tests/kernels
 	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
 
 clean: ## remove what was made here (fetched weights stay in the user's cache)
@@ -53,7 +53,8 @@ $(VENV)/core: EXTRAS :=
 $(VENV)/dev: EXTRAS := [dev]
 $(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing mmsdk$(EXTRAS) into $(VENV); the first time this downloads PyTorch and takes some minutes"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(EXTRAS)' || { \
+	@[ -t 1 ] && quiet= || quiet=-qq; \
+	$(PIP) install $$quiet --constraint constraints.txt --editable '.$(EXTRAS)' || { \
 	    echo "Could not install into $(VENV), see above. Check the network and your pip mirror or proxy (pip config list), then run make again:" \
 	        "what was done is kept." >&2; exit 1; }
 	@touch $(VENV)/core $@
@@ -61,4 +62,4 @@ $(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
 # Types and import rules are checked on what a user would get: the installed tree, where every package has its import name.
 build/check: $(VENV)/dev
 	@rm -rf build
-	@$(PIP) install --quiet --no-deps --no-build-isolation --target $@ .
+	@$(PIP) install -qq --no-deps --no-build-isolation --target $@ .

@@ -13,7 +13,7 @@ from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, Plugin
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answer": "mmsdk.pipeline",
+    "Answer": "mmsdk.answer",
     "Image": "mmsdk.vision.types",
     "Pipeline": "mmsdk.pipeline",
     "Video": "mmsdk.vision.types",

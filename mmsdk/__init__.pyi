@@ -1,3 +1,4 @@
+from mmsdk.answer import Answer as Answer
 from mmsdk.errors import BudgetError as BudgetError
 from mmsdk.errors import InputError as InputError
 from mmsdk.errors import MmsdkError as MmsdkError
@@ -5,7 +6,6 @@ from mmsdk.errors import ModelError as ModelError
 from mmsdk.errors import PluginError as PluginError
 from mmsdk.errors import SafetyError as SafetyError
 from mmsdk.errors import WeightsError as WeightsError
-from mmsdk.pipeline import Answer as Answer
 from mmsdk.pipeline import Pipeline as Pipeline
 from mmsdk.pipeline import pipeline as pipeline
 from mmsdk.vision.types import Image as Image
