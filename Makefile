@@ -24,7 +24,7 @@ check: $(VENV)/dev build/check ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p mmsdk
-	cd build/check && ../../$(BIN)/lint-imports --config ../../pyproject.toml --cache-dir ../../.import_linter_cache
+	cd build/check && ../../$(BIN)/lint-imports ../../pyproject.toml --cache-dir ../../.import_linter_cache
 
 bench: $(VENV)/core ## run every bench on this machine
 	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
