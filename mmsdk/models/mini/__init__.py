@@ -1,0 +1,1 @@
+"""`mini`, the default vision-language model: DINOv2-small, a projector trained here, and SmolLM2-135M-Instruct."""

@@ -1,0 +1,82 @@
+"""What was trained for mini, as one safetensors file: the projector, and a low-rank update of the language model's matrices.
+
+Tensors are named `projector.*` and `lora.{layer}.{matrix}.{a|b}` with matrix one of qkv, o, gate_up, down; the update of a matrix is
+scale * b @ a, with the scale in the file's metadata as `lora_scale` (LoRA: Low-Rank Adaptation of Large Language Models, arXiv
+2106.09685). It is added to the weights once, at load, and costs nothing afterwards.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmsdk.errors import ModelError
+
+__all__ = ["Adapter", "Update", "merge", "read_adapter"]
+
+_LORA = re.compile(r"lora\.(\d+)\.(qkv|o|gate_up|down)\.([ab])")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A low-rank change of one matrix: b @ a, already scaled into b."""
+
+    a: Float[Tensor, "r i"]
+    b: Float[Tensor, "o r"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The projector's state, and the updates by (layer, matrix)."""
+
+    projector: Mapping[str, Tensor]
+    updates: Mapping[tuple[int, str], Update]
+
+
+def read_adapter(path: Path) -> Adapter:
+    """Read the file. Raises ModelError where a tensor is unknown, lacks its other half, or the scale is missing."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+            metadata = file.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelError(f"{path} cannot be read as an adapter: {error}") from error
+    projector = {name.removeprefix("projector."): tensor for name, tensor in tensors.items() if name.startswith("projector.")}
+    halves: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for name in tensors.keys() - {f"projector.{part}" for part in projector}:
+        found = _LORA.fullmatch(name)
+        if found is None:
+            raise ModelError(f"{path} holds a tensor {name!r} that is neither of the projector nor of a LoRA update")
+        halves.setdefault((int(found[1]), found[2]), {})[found[3]] = tensors[name]
+    if halves and "lora_scale" not in metadata:
+        raise ModelError(f"{path} lacks the metadata 'lora_scale'")
+    scale = float(metadata.get("lora_scale", "1"))
+    return Adapter(projector, {place: _update(path, place, pair, scale) for place, pair in halves.items()})
+
+
+def merge(layers: nn.ModuleList, adapter: Adapter) -> None:
+    """Add every update to the matrix it belongs to, in float32, in place.
+
+    Raises ModelError where a layer is not there or a shape does not fit.
+    """
+    for (layer, matrix), update in adapter.updates.items():
+        if layer >= len(layers):
+            raise ModelError(f"the adapter changes layer {layer}, the language model has {len(layers)}")
+        (weight,) = (w for name, w in layers[layer].named_parameters() if name.split(".")[-2:] == [matrix, "weight"])
+        change = update.b.float() @ update.a.float()
+        if change.shape != weight.shape:
+            raise ModelError(f"the adapter's update of layer {layer} {matrix} is {tuple(change.shape)}, the matrix {tuple(weight.shape)}")
+        with torch.no_grad():
+            weight.copy_(weight.float() + change)
+
+
+def _update(path: Path, place: tuple[int, str], pair: Mapping[str, Tensor], scale: float) -> Update:
+    if pair.keys() != {"a", "b"} or pair["a"].shape[0] != pair["b"].shape[1]:
+        shapes = {half: tuple(tensor.shape) for half, tensor in pair.items()}
+        raise ModelError(f"{path}: the update of layer {place[0]} {place[1]} needs a (r, in) and b (out, r), it has {shapes}")
+    return Update(pair["a"].float(), pair["b"].float() * scale)
