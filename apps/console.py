@@ -13,7 +13,7 @@ def table(rows: Sequence[Mapping[str, Cell]]) -> str:
     lines = [columns, *[[_text(row.get(name)) for name in columns] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
-    drawn = ["  ".join(_pad(cell, *shape) for cell, *shape in zip(line, widths, numeric, strict=True)).rstrip() for line in lines]
+    drawn = ["  ".join(map(_pad, line, widths, numeric)).rstrip() for line in lines]
     return "\n".join(drawn)
 
 

@@ -89,7 +89,9 @@ def _fitted(pixels: UInt8[Tensor, "3 h w"], side: int = SIDE) -> Panel:
     height, width = pixels.shape[1:]
     scale = side / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    return cv2.resize(pixels.permute(1, 2, 0).contiguous().numpy(), size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+    way = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+    fitted: Panel = cv2.resize(pixels.permute(1, 2, 0).contiguous().numpy(), size, interpolation=way)
+    return fitted
 
 
 def _looked_at(picture: Panel, heat: Float[Tensor, "h w"], cells: Int[Tensor, "h w"]) -> Panel:
@@ -102,7 +104,8 @@ def _looked_at(picture: Panel, heat: Float[Tensor, "h w"], cells: Int[Tensor, "h
     mixed[owner < 0] *= DIM
     if len(cells.unique()) < cells.numel():
         mixed[_borders(owner)] = 255
-    return mixed.round().clip(0, 255).astype(np.uint8)
+    drawn: Panel = mixed.round().clip(0, 255).astype(np.uint8)
+    return drawn
 
 
 def _borders(owner: Int[np.ndarray, "h w"]) -> np.ndarray:
