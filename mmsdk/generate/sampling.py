@@ -1,0 +1,88 @@
+"""Which token comes next: the most likely one, or a draw from the distribution that a request's settings leave.
+
+Every request draws from a `torch.Generator` of its own, and as many numbers per token whatever the others do, so that its tokens do
+not depend on the batch it is in. A draw is the argmax of log-probabilities plus Gumbel noise (Gumbel 1954; the same trick as in
+`torch.multinomial`): rounding that differs between batch sizes changes it only where two tokens nearly tie.
+
+Letters: b rows, v words of the vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.generate.config import GenerationConfig
+
+__all__ = ["Sampler", "admissible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """The settings of a batch as tensors on its device, and one generator a row (none where the whole batch is greedy)."""
+
+    temperature: Float[Tensor, "b 1"]
+    top_k: Int[Tensor, "b 1"]
+    top_p: Float[Tensor, "b 1"]
+    min_p: Float[Tensor, "b 1"]
+    ranked: bool
+    generators: tuple[torch.Generator, ...]
+
+    @staticmethod
+    def of(configs: Sequence[GenerationConfig], device: torch.device) -> "Sampler":
+        """A sampler at the start of these requests: its generators are fresh from their seeds."""
+
+        def column(values: Sequence[int | float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        drawn = any(config.temperature > 0 for config in configs)
+        return Sampler(
+            temperature=column([config.temperature for config in configs], torch.float32),
+            top_k=column([config.top_k for config in configs], torch.int64),
+            top_p=column([config.top_p for config in configs], torch.float32),
+            min_p=column([config.min_p for config in configs], torch.float32),
+            ranked=any(config.top_k > 0 or config.top_p < 1 for config in configs),
+            generators=tuple(torch.Generator(device).manual_seed(config.seed) for config in configs) if drawn else (),
+        )
+
+    def __call__(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
+        """The next token of every row; advances the generators."""
+        best = logits.argmax(-1)
+        if not self.generators:
+            return best
+        greedy = self.temperature == 0
+        # A greedy row takes any temperature here: what is drawn for it is not looked at.
+        scaled = logits.float() / torch.where(greedy, 1.0, self.temperature)
+        scores = admissible(scaled, self.top_k, self.top_p, self.min_p) if self.ranked else _above(scaled, self.min_p)
+        drawn = (scores + self._noise(logits.shape[-1])).argmax(-1)
+        return torch.where(greedy[:, 0], best, drawn)
+
+    def _noise(self, v: int) -> Float[Tensor, "b v"]:
+        uniform = torch.stack([torch.rand(v, generator=generator, device=generator.device) for generator in self.generators])
+        return -torch.log(-torch.log(uniform))
+
+
+def admissible(
+    scores: Float[Tensor, "b v"], top_k: Int[Tensor, "b 1"], top_p: Float[Tensor, "b 1"], min_p: Float[Tensor, "b 1"]
+) -> Float[Tensor, "b v"]:
+    """The scores with -inf wherever a setting takes a token out; the most likely token always stays.
+
+    In this order: the `top_k` highest (0 means all; ties go to the lower id), then the fewest whose probability reaches `top_p`
+    (nucleus sampling, arXiv 1904.09751), then those at least `min_p` times as likely as the most likely (arXiv 2407.01082).
+    """
+    ranked, order = torch.sort(scores, dim=-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    kept = (rank < top_k) | (top_k == 0)
+    share = ranked.masked_fill(~kept, -torch.inf).softmax(-1)
+    # Rounding can bring the sum to 1 before the last token: top_p 1 must not read that as "enough".
+    kept &= (share.cumsum(-1) - share < top_p) | (top_p >= 1)
+    kept[:, 0] = True
+    mask = torch.zeros_like(kept).scatter(-1, order, kept)
+    return _above(scores.masked_fill(~mask, -torch.inf), min_p)
+
+
+def _above(scores: Float[Tensor, "b v"], min_p: Float[Tensor, "b 1"]) -> Float[Tensor, "b v"]:
+    floor = scores.amax(-1, keepdim=True) + torch.log(min_p)
+    return scores.masked_fill(scores < floor, -torch.inf)
