@@ -58,11 +58,8 @@ class TextStream:
         whole = self._certain(fresh)
         tail = _BROKEN if len(whole) < len(fresh) else ""
         piece = self._release(whole[self._sent :] + tail)
-        if self.stopped:
-            return piece
-        piece += self._held
-        self._held = ""
-        return piece
+        rest, self._held = self._held, ""
+        return piece + rest
 
     def _fresh(self) -> str:
         known = self._decode(self._ids[: self._read])

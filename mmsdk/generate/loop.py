@@ -1,0 +1,139 @@
+"""The decoding loop: a token for every row, its text as it becomes certain, each row ending for itself.
+
+    for step in generate(decoder, hidden, cache, configs, tokenizer.decode, stop_ids):
+        print(step.text, end="")
+
+Nothing runs ahead of what was asked for: a token is computed when the loop is asked for it. Closing the generator, or Ctrl-C, leaves
+the cache with the tokens so far and nothing else behind.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import InputError, ModelError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.sampling import Sampler
+from mmsdk.generate.text import Decode, TextStream
+from mmsdk.kv.types import KVCache
+
+__all__ = ["Finish", "Generated", "Step", "collect", "generate"]
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row went on. `ids` are the tokens it gained (none for the one that only ends the text), `text` is what that set free.
+
+    `finish` says why the row ends here, if it does: "stop" for an end-of-text id or a stop string, "length" for `max_tokens`.
+    A row gives no step after that one.
+    """
+
+    row: int
+    ids: tuple[int, ...]
+    text: str
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The whole of one row. The tokens of a stop string are among `ids`, its characters are not in `text`."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish: Finish
+
+
+def generate(
+    decoder: Decoder,
+    hidden: Float[Tensor, "b d"],
+    cache: KVCache,
+    configs: Sequence[GenerationConfig],
+    decode: Decode,
+    stop_ids: frozenset[int],
+) -> Generator[Step, None, None]:
+    """Text from what the decoder knows, as a stream: the steps of all rows, in order of time, then of rows.
+
+    `hidden` is the decoder's output at the last real token of every row's prompt, `cache` holds that prompt, `configs` has one entry
+    a row, and `decode` leaves special tokens out. Prompt ids are never looked at, so that any id may pad them.
+    Raises InputError for a wrong number of configs and ModelError where a row's logits are not finite.
+    """
+    if len(configs) != hidden.shape[0]:
+        raise InputError(f"{len(configs)} of them for {hidden.shape[0]} rows", item="configs")
+    sampler = Sampler.of(configs, hidden.device)
+    rows = [_Row(row, config, TextStream(decode, config.stop), stop_ids) for row, config in enumerate(configs)]
+    while True:
+        ids = _next_ids(decoder, hidden, sampler)
+        for row, token in zip(rows, ids.tolist(), strict=True):
+            if not row.finished:
+                yield row.push(token)
+        if all(row.finished for row in rows):
+            return
+        # Finished rows ride along in the batch, unread: a cache has no way to drop a row.
+        hidden = _advance(decoder, ids, cache)
+
+
+def collect(steps: Iterable[Step], rows: int) -> list[Generated]:
+    """The whole of every row, from the stream that `generate` gives: streamed or not, the text is the same."""
+    texts: list[list[str]] = [[] for _ in range(rows)]
+    ids: list[list[int]] = [[] for _ in range(rows)]
+    ends: dict[int, Finish] = {}
+    for step in steps:
+        texts[step.row].append(step.text)
+        ids[step.row].extend(step.ids)
+        if step.finish is not None:
+            ends[step.row] = step.finish
+    return [Generated("".join(texts[row]), tuple(ids[row]), ends[row]) for row in range(rows)]
+
+
+class _Row:
+    """What one row has said so far, and whether it is done."""
+
+    __slots__ = ("_config", "_count", "_number", "_stop_ids", "_text", "finished")
+
+    def __init__(self, number: int, config: GenerationConfig, text: TextStream, stop_ids: frozenset[int]) -> None:
+        self._number = number
+        self._config = config
+        self._text = text
+        self._stop_ids = stop_ids
+        self._count = 0
+        self.finished = False
+
+    def push(self, token: int) -> Step:
+        if token < 0:
+            raise ModelError(f"row {self._number}: the logits of token {self._count} are not finite; try dtype float32")
+        if token in self._stop_ids:
+            return self._last((), self._text.finish(), "stop")
+        self._count += 1
+        text = self._text.push(token)
+        if self._text.stopped:
+            return self._last((token,), text, "stop")
+        if self._count == self._config.max_tokens:
+            rest = self._text.finish()
+            return self._last((token,), text + rest, "stop" if self._text.stopped else "length")
+        return Step(self._number, (token,), text)
+
+    def _last(self, ids: tuple[int, ...], text: str, finish: Finish) -> Step:
+        self.finished = True
+        return Step(self._number, ids, text, finish)
+
+
+def _next_ids(decoder: Decoder, hidden: Float[Tensor, "b d"], sampler: Sampler) -> Int[Tensor, " b"]:
+    """The next token of every row, -1 where the logits are not finite (told with the ids, so that the host waits once)."""
+    # Not as a decorator of the loop: a generator that is suspended must not leave its caller without gradients.
+    with torch.no_grad():
+        logits = decoder.logits(hidden)
+        return sampler(logits).masked_fill(~logits.amax(-1).isfinite(), -1)
+
+
+def _advance(decoder: Decoder, ids: Int[Tensor, " b"], cache: KVCache) -> Float[Tensor, "b d"]:
+    with torch.no_grad():
+        embedded = decoder.embed(ids.clamp_min(0)[:, None])
+        hidden: Tensor = decoder(embedded, cache.position[:, None], cache)
+        return hidden[:, -1]
