@@ -28,7 +28,7 @@ LINE = 24
 FRAMES = 8  # a clip shows at most so many of its steps
 HEAT, DIM = 0.45, 0.25
 
-Panel = UInt8[np.ndarray, "h w 3"]
+Panel = UInt8[np.ndarray, "H W 3"]
 
 
 def draw(media: Sequence[Media], sights: Sequence[Sight], caption: str = "") -> PIL.Image.Image:

@@ -1,0 +1,79 @@
+"""The explaining picture shows what it claims: dropped patches dark, kept ones bright, important ones warm."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmsdk.answer import Sight
+from mmsdk.apps.explain import GAP, LINE, SIDE, check_path, draw
+from mmsdk.errors import InputError
+from mmsdk.tokencomp.types import Audit
+from mmsdk.vision.types import Image, Video
+
+
+def sight(grid: tuple[int, int, int], assignment: torch.Tensor, saliency: torch.Tensor | None = None) -> Sight:
+    positions = torch.cartesian_prod(*[torch.arange(side) for side in grid]).reshape(-1, 3)
+    audit = Audit("test", assignment, torch.zeros(len(positions)))
+    return Sight("picture.png", grid, positions, torch.empty(0) if saliency is None else saliency, audit)
+
+
+def grey(height: int, width: int) -> Image:
+    return Image(torch.full((3, height, width), 200, dtype=torch.uint8))
+
+
+def panel(page: np.ndarray, number: int, height: int = SIDE, width: int = SIDE) -> np.ndarray:
+    left = GAP + number * (width + GAP)
+    return page[GAP : GAP + height, left : left + width]
+
+
+def test_dropped_patches_are_dark_and_kept_ones_bright() -> None:
+    assignment = torch.full((16,), -1)
+    assignment[:4] = torch.arange(4)  # the top row of a 4 x 4 grid stays
+    page = np.asarray(draw([grey(64, 64)], [sight((1, 4, 4), assignment)]))
+    plain, looked = panel(page, 0), panel(page, 1)
+    assert (plain == 200).all()
+    quarter = SIDE // 4
+    inside = slice(4, quarter - 4)
+    assert (looked[inside, inside] == 200).all()
+    assert (looked[quarter + 4 :, inside] == 50).all()
+
+
+def test_important_patches_are_warm() -> None:
+    saliency = torch.zeros(16)
+    saliency[5] = 1.0
+    page = np.asarray(draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16), saliency)])).astype(int)
+    looked = panel(page, 1)
+    warm, cold = looked[SIDE * 3 // 8, SIDE * 3 // 8], looked[SIDE - 5, SIDE - 5]
+    assert warm[0] > warm[2] + 20 and abs(cold[0] - cold[2]) < 5
+
+
+def test_merged_groups_are_outlined_and_a_full_grid_is_not() -> None:
+    halves = torch.tensor([0, 0, 1, 1] * 4)
+    merged = panel(np.asarray(draw([grey(64, 64)], [sight((1, 4, 4), halves)])), 1)
+    assert (merged[:, SIDE // 2] == 255).all() and (merged[:, SIDE // 4] == 200).all()
+    full = panel(np.asarray(draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))])), 1)
+    assert (full == 200).all()
+
+
+def test_clips_show_their_frames_in_order_and_shapes_are_kept() -> None:
+    frames = torch.stack([torch.full((3, 40, 80), 20 * t, dtype=torch.uint8) for t in range(6)])
+    clip = Video(frames, torch.arange(6).float())
+    page = np.asarray(draw([clip], [sight((6, 2, 4), torch.arange(48))]))
+    shown = [panel(page, t, SIDE // 4, SIDE // 2) for t in range(6)]
+    assert [int(frame[20, 20, 0]) for frame in shown] == [0, 20, 40, 60, 80, 100]
+
+
+def test_a_caption_is_written_and_wrapped() -> None:
+    bare = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))])
+    long = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))], "What is on the table? " * 20)
+    assert long.width == bare.width and (long.height - bare.height) % LINE == 0 and long.height > bare.height + 3 * LINE
+
+
+def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
+    check_path(tmp_path / "out.png")
+    with pytest.raises(InputError, match=r"out\.png"):
+        check_path(tmp_path / "out.unknown")
+    with pytest.raises(InputError, match="not there"):
+        check_path(tmp_path / "no" / "out.png")

@@ -1,0 +1,64 @@
+"""The low-rank update of mini: read from a real file, merged into real modules, damaged files refused."""
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from mmsdk.errors import ModelError
+from mmsdk.models.mini.adapter import merge, read_adapter
+
+
+def layers_of(count: int) -> nn.ModuleList:
+    torch.manual_seed(0)
+    shapes = {"qkv": (8, 12), "o": (8, 8), "gate_up": (8, 20), "down": (10, 8)}
+    return nn.ModuleList(nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()}) for _ in range(count))
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Path:
+    safetensors.torch.save_file(tensors, path, metadata={"lora_scale": "2.0"} if metadata is None else metadata)
+    return path
+
+
+def test_updates_are_added_scaled_to_the_matrix_they_name(tmp_path: Path) -> None:
+    a, b = torch.randn(3, 8), torch.randn(12, 3)
+    path = write(tmp_path / "adapter.safetensors", {"lora.1.qkv.a": a, "lora.1.qkv.b": b, "projector.up.weight": torch.ones(2, 2)})
+    layers = layers_of(2)
+    before = {name: parameter.detach().clone() for name, parameter in layers.named_parameters()}
+    adapter = read_adapter(path)
+    merge(layers, adapter)
+    assert list(adapter.projector) == ["up.weight"]
+    for name, parameter in layers.named_parameters():
+        expected = before[name] + (2.0 * b @ a if name == "1.qkv.weight" else 0.0)
+        torch.testing.assert_close(parameter.detach(), expected)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "hint"),
+    [
+        ({"lora.0.qkv.a": torch.ones(3, 8)}, None, "needs a"),
+        ({"lora.0.qkv.a": torch.ones(3, 8), "lora.0.qkv.b": torch.ones(12, 2)}, None, "needs a"),
+        ({"lora.0.k.a": torch.ones(3, 8)}, None, "neither"),
+        ({"lora.0.o.a": torch.ones(3, 8), "lora.0.o.b": torch.ones(8, 3)}, {}, "lora_scale"),
+    ],
+)
+def test_damaged_adapters_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None, hint: str) -> None:
+    with pytest.raises(ModelError, match=hint):
+        read_adapter(write(tmp_path / "adapter.safetensors", tensors, metadata))
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(5, (12, 3)), (0, (11, 3))])
+def test_adapters_of_another_model_are_refused(tmp_path: Path, layer: int, shape: tuple[int, int]) -> None:
+    tensors = {f"lora.{layer}.qkv.a": torch.ones(3, 8), f"lora.{layer}.qkv.b": torch.ones(shape)}
+    with pytest.raises(ModelError, match="layer"):
+        merge(layers_of(2), read_adapter(write(tmp_path / "adapter.safetensors", tensors)))
+
+
+def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter.safetensors").write_bytes(b"not an adapter")
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_adapter(tmp_path / "adapter.safetensors")
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_adapter(tmp_path / "missing.safetensors")
