@@ -1,7 +1,7 @@
 """Questions with one right answer each, asked of a scene or a clip, by type; a share of the answers is balanced on purpose."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -118,7 +118,7 @@ def _place(scene: Scene, rng: np.random.Generator) -> list[QA]:
     return [QA("place", _one(rng, ask).format(n), t.place) for n, t in _named(scene.things)]
 
 
-_SIDES = {
+_SIDES: dict[str, Callable[[Thing, Thing], float]] = {
     "to the left of": lambda a, b: b.x - a.x, "to the right of": lambda a, b: a.x - b.x,
     "above": lambda a, b: b.y - a.y, "below": lambda a, b: a.y - b.y,
 }  # fmt: skip
@@ -126,7 +126,8 @@ _CLEAR, _UNCLEAR = 0.15, 0.08
 
 
 def _relation(scene: Scene, rng: np.random.Generator) -> list[QA]:
-    named, found = _named(scene.things), []
+    named = _named(scene.things)
+    found: list[QA] = []
     if len(named) < 2 or len(named) != len(scene.things):
         return found
     for name, t in named:

@@ -53,7 +53,8 @@ class Projector(nn.Module):
     def forward(self, features: Float[Tensor, "*b n d"], places: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b n e"]:
         """Features and `place_features` of any number of tokens to embeddings."""
         x = torch.cat((self.norm(features), places.to(features.dtype)), dim=-1)
-        return self.down(nn.functional.gelu(self.up(x)))
+        embeddings: Tensor = self.down(nn.functional.gelu(self.up(x)))
+        return embeddings
 
     def connect(self, tokens: Sequence[VisualTokens]) -> list[Float[Tensor, "n e"]]:
         """Embeddings of each visual input, in order; one pass over all of them together."""
