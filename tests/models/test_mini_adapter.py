@@ -17,12 +17,12 @@ def layers_of(count: int) -> nn.ModuleList:
     return nn.ModuleList(nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()}) for _ in range(count))
 
 
-def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Path:
-    safetensors.torch.save_file(tensors, path, metadata={"lora_scale": "2.0"} if metadata is None else metadata)
+def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    safetensors.torch.save_file(tensors, path)
     return path
 
 
-def test_updates_are_added_scaled_to_the_matrix_they_name(tmp_path: Path) -> None:
+def test_updates_are_added_to_the_matrix_they_name(tmp_path: Path) -> None:
     a, b = torch.randn(3, 8), torch.randn(12, 3)
     path = write(tmp_path / "adapter.safetensors", {"lora.1.qkv.a": a, "lora.1.qkv.b": b, "projector.up.weight": torch.ones(2, 2)})
     layers = layers_of(2)
@@ -31,22 +31,21 @@ def test_updates_are_added_scaled_to_the_matrix_they_name(tmp_path: Path) -> Non
     merge(layers, adapter)
     assert list(adapter.projector) == ["up.weight"]
     for name, parameter in layers.named_parameters():
-        expected = before[name] + (2.0 * b @ a if name == "1.qkv.weight" else 0.0)
+        expected = before[name] + (b @ a if name == "1.qkv.weight" else 0.0)
         torch.testing.assert_close(parameter.detach(), expected)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "metadata", "hint"),
+    ("tensors", "hint"),
     [
-        ({"lora.0.qkv.a": torch.ones(3, 8)}, None, "needs a"),
-        ({"lora.0.qkv.a": torch.ones(3, 8), "lora.0.qkv.b": torch.ones(12, 2)}, None, "needs a"),
-        ({"lora.0.k.a": torch.ones(3, 8)}, None, "neither"),
-        ({"lora.0.o.a": torch.ones(3, 8), "lora.0.o.b": torch.ones(8, 3)}, {}, "lora_scale"),
+        ({"lora.0.qkv.a": torch.ones(3, 8)}, "needs a"),
+        ({"lora.0.qkv.a": torch.ones(3, 8), "lora.0.qkv.b": torch.ones(12, 2)}, "needs a"),
+        ({"lora.0.k.a": torch.ones(3, 8)}, "neither"),
     ],
 )
-def test_damaged_adapters_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None, hint: str) -> None:
+def test_damaged_adapters_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], hint: str) -> None:
     with pytest.raises(ModelError, match=hint):
-        read_adapter(write(tmp_path / "adapter.safetensors", tensors, metadata))
+        read_adapter(write(tmp_path / "adapter.safetensors", tensors))
 
 
 @pytest.mark.parametrize(("layer", "shape"), [(5, (12, 3)), (0, (11, 3))])

@@ -1,8 +1,8 @@
 """What was trained for mini, as one safetensors file: the projector, and a low-rank update of the language model's matrices.
 
 Tensors are named `projector.*` and `lora.{layer}.{matrix}.{a|b}` with matrix one of qkv, o, gate_up, down; the update of a matrix is
-scale * b @ a, with the scale in the file's metadata as `lora_scale` (LoRA: Low-Rank Adaptation of Large Language Models, arXiv
-2106.09685). It is added to the weights once, at load, and costs nothing afterwards.
+b @ a, with LoRA's scale already in b (LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685). It is added to the weights
+once, at load, and costs nothing afterwards.
 """
 
 import re
@@ -24,7 +24,7 @@ _LORA = re.compile(r"lora\.(\d+)\.(qkv|o|gate_up|down)\.([ab])")
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A low-rank change of one matrix: b @ a, already scaled into b."""
+    """A low-rank change of one matrix: b @ a."""
 
     a: Float[Tensor, "r i"]
     b: Float[Tensor, "o r"]
@@ -39,11 +39,10 @@ class Adapter:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """Read the file. Raises ModelError where a tensor is unknown, lacks its other half, or the scale is missing."""
+    """Read the file. Raises ModelError where it cannot be read, or a tensor is unknown or lacks its other half."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
-            metadata = file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
         raise ModelError(f"{path} cannot be read as an adapter: {error}") from error
     projector = {name.removeprefix("projector."): tensor for name, tensor in tensors.items() if name.startswith("projector.")}
@@ -53,10 +52,7 @@ def read_adapter(path: Path) -> Adapter:
         if found is None:
             raise ModelError(f"{path} holds a tensor {name!r} that is neither of the projector nor of a LoRA update")
         halves.setdefault((int(found[1]), found[2]), {})[found[3]] = tensors[name]
-    if halves and "lora_scale" not in metadata:
-        raise ModelError(f"{path} lacks the metadata 'lora_scale'")
-    scale = float(metadata.get("lora_scale", "1"))
-    return Adapter(projector, {place: _update(path, place, pair, scale) for place, pair in halves.items()})
+    return Adapter(projector, {place: _update(path, place, pair) for place, pair in halves.items()})
 
 
 def merge(layers: nn.ModuleList, adapter: Adapter) -> None:
@@ -75,8 +71,8 @@ def merge(layers: nn.ModuleList, adapter: Adapter) -> None:
             weight.copy_(weight.float() + change)
 
 
-def _update(path: Path, place: tuple[int, str], pair: Mapping[str, Tensor], scale: float) -> Update:
+def _update(path: Path, place: tuple[int, str], pair: Mapping[str, Tensor]) -> Update:
     if pair.keys() != {"a", "b"} or pair["a"].shape[0] != pair["b"].shape[1]:
         shapes = {half: tuple(tensor.shape) for half, tensor in pair.items()}
         raise ModelError(f"{path}: the update of layer {place[0]} {place[1]} needs a (r, in) and b (out, r), it has {shapes}")
-    return Update(pair["a"].float(), pair["b"].float() * scale)
+    return Update(pair["a"].float(), pair["b"].float())
