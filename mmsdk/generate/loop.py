@@ -61,7 +61,8 @@ def generate(
     """Text from what the decoder knows, as a stream: the steps of all rows, in order of time, then of rows.
 
     `hidden` is the decoder's output at the last real token of every row's prompt, `cache` holds that prompt, `configs` has one entry
-    a row, and `decode` leaves special tokens out. Prompt ids are never looked at, so that any id may pad them.
+    a row, and `decode` leaves special tokens out. Prompt ids are never looked at, so that any id may pad them. The last token said
+    is not in the cache yet; once half the rows of a batch have ended, the others go on in a copy of it.
     Raises InputError for a wrong number of configs and ModelError where a row's logits are not finite.
     """
     if len(configs) != hidden.shape[0]:
@@ -73,9 +74,13 @@ def generate(
         for row, token in zip(rows, ids.tolist(), strict=True):
             if not row.finished:
                 yield row.push(token)
-        if all(row.finished for row in rows):
+        going = [place for place, row in enumerate(rows) if not row.finished]
+        if not going:
             return
-        # Finished rows ride along in the batch, unread: a cache has no way to drop a row.
+        if 2 * len(going) <= len(rows):
+            # Dropping rows copies the others: done at every halving, it costs less than running the finished ones on, unread.
+            kept = torch.tensor(going, device=ids.device)
+            cache, ids, sampler, rows = cache.select(kept), ids[kept], sampler.select(going), [rows[place] for place in going]
         hidden = _advance(decoder, ids, cache)
 
 

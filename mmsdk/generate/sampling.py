@@ -47,6 +47,12 @@ class Sampler:
             generators=tuple(torch.Generator(device).manual_seed(config.seed) for config in configs) if drawn else (),
         )
 
+    def select(self, rows: Sequence[int]) -> "Sampler":
+        """These rows alone, from where they are."""
+        index = torch.tensor(rows, device=self.temperature.device)
+        columns = self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index]
+        return Sampler(*columns, self.ranked, tuple(self.generators[row] for row in rows) if self.generators else ())
+
     def __call__(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
         """The next token of every row; advances the generators."""
         best = logits.argmax(-1)
