@@ -16,7 +16,8 @@ __all__ = ["KVCache", "KVPolicy", "LayerView"]
 class LayerView:
     """What one layer may attend to. Rows shorter than t are filled at the front or the back; `lengths` and `valid` tell which.
 
-    `positions` are the rotary positions each entry was stored with, so that causality can be decided per entry.
+    `positions` are the rotary positions each entry was stored with, so that causality can be decided per entry. `ordered` says that every
+    entry is real and each row's positions ascend; it is a fact the host knows, not a tensor, and False only means that nobody looked.
     """
 
     keys: Float[Tensor, "b g t d"]
@@ -24,6 +25,7 @@ class LayerView:
     positions: Int[Tensor, "b t"]
     valid: Bool[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
+    ordered: bool = False
 
 
 @runtime_checkable
@@ -35,8 +37,12 @@ class KVCache(Protocol):
         """The next rotary position of each row (tokens seen, not entries held)."""
         ...
 
+    def advance(self, positions: Int[Tensor, "b s"]) -> None:
+        """Make room for s new tokens in every layer, once per pass and before its appends. A position of -1 marks padding."""
+        ...
+
     def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:
-        """Store the new tokens of one layer and return what it may now attend to."""
+        """Store the new tokens of one layer, those that `advance` announced, and return what it may now attend to."""
         ...
 
     def view(self, layer: int) -> LayerView: ...
@@ -47,6 +53,10 @@ class KVCache(Protocol):
 
     def fork(self) -> "KVCache":
         """A continuation that shares what is stored so far and never writes into it."""
+        ...
+
+    def select(self, rows: Int[Tensor, " r"]) -> "KVCache":
+        """These rows (dropped, reordered or repeated) as a cache of their own: writing to one never shows in the other."""
         ...
 
 

@@ -1,0 +1,1 @@
+"""Attention over a cache's view, one file per kind."""

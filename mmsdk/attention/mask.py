@@ -1,0 +1,90 @@
+"""Who sees what: the mask between new tokens and the entries of a cache's view, decided from positions.
+
+A token sees the entries whose position is not after its own; padding sees nothing and is seen by nothing. Where the host knows that rows
+hold no padding and run in order, the mask has no tensor at all, so that an attention may take its fast path.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmsdk.errors import InputError
+from mmsdk.kv.types import LayerView
+
+__all__ = ["Bias", "Causal", "Everything", "Mask", "Masks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """Every query sees every entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """The queries are the entries themselves, in order: query i sees entries 0 to i."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Added to the scores: 0 where seen, -inf where not. `alive` tells which queries see anything; the bias of the others is 0.
+
+    That way no softmax meets a row of -inf, whose gradient would be no number.
+    """
+
+    bias: Float[Tensor, "#b 1 s t"]
+    alive: Bool[Tensor, "#b 1 s 1"]
+
+    @staticmethod
+    def of(mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"], dtype: torch.dtype) -> "Bias":
+        """From a mask that is True where seen, or that is added to the scores with -inf where nothing is seen."""
+        if mask.dtype == torch.bool:
+            alive = mask.any(-1, keepdim=True)
+            return Bias(torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask & alive, -torch.inf), alive)
+        alive = mask.amax(-1, keepdim=True) > -torch.inf
+        return Bias(mask.masked_fill(~alive, 0).to(dtype), alive)
+
+
+Mask = Everything | Causal | Bias
+
+
+class Masks:
+    """The masks of one pass through the decoder; layers whose views hold the same entries share one.
+
+    `explicit`, where given, takes the place of positions and padding alike: it alone says who sees what.
+    """
+
+    def __init__(
+        self, positions: Int[Tensor, "b s"], dtype: torch.dtype, explicit: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None
+    ) -> None:
+        self._positions = positions
+        self._dtype = dtype
+        self._explicit = None if explicit is None else Bias.of(explicit, dtype)
+        self._entries: Tensor | None = None
+        self._mask: Mask = Everything()
+
+    def of(self, view: LayerView) -> Mask:
+        """The mask of a layer's view. Raises InputError where an explicit mask was made for another number of entries."""
+        if self._explicit is not None:
+            return _fitting(self._explicit, self._positions.shape[1], view.positions.shape[1])
+        if view.positions is not self._entries:
+            self._entries, self._mask = view.positions, self._built(view)
+        return self._mask
+
+    def _built(self, view: LayerView) -> Mask:
+        queries, entries = self._positions.shape[1], view.positions.shape[1]
+        if view.ordered and queries == 1:
+            return Everything()
+        if view.ordered and queries == entries:
+            return Causal()
+        # Rows in order all see alike, whatever their positions are.
+        rows = slice(0, 1) if view.ordered else slice(None)
+        seen = (view.positions[rows, None, :] <= self._positions[rows, :, None]) & view.valid[rows, None, :]
+        return Bias.of(seen[:, None], self._dtype)
+
+
+def _fitting(bias: Bias, queries: int, entries: int) -> Bias:
+    if bias.bias.shape[-2:] != (queries, entries):
+        raise InputError(f"it is for {tuple(bias.bias.shape[-2:])}, there are {queries} new tokens and {entries} entries", item="mask")
+    return bias

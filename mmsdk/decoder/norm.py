@@ -1,0 +1,22 @@
+"""Root mean square layer normalisation, computed in float32 whatever the dtype around it."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = ["RMSNorm"]
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """The squares of a float16 activation overflow from 256 on, so they are taken in float32."""
+        wide = x.float()
+        # Rounded before the weight is applied, as checkpoints of this family were trained.
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)

@@ -1,0 +1,128 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864) and the ways it is stretched to longer contexts.
+
+Dimension i of a head is paired with dimension i + d/2, the layout of transformers' checkpoints. A scaling turns the base frequencies into those
+that are used, and may multiply the rotated vectors by an `amplitude`. The formulas are the published ones, in float32 like the
+checkpoints' own code, so that long positions agree to the last digit.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["Divided", "Linear", "Llama3", "Rope", "Rotation", "Scaling", "Unscaled", "Yarn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """The frequencies as they are."""
+
+    amplitude: float = 1.0
+
+    def __call__(self, frequencies: Float[Tensor, " f"], theta: float) -> Float[Tensor, " f"]:
+        """Nothing changes."""
+        return frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Position interpolation (Chen et al., arXiv 2306.15595): every position counts 1 / factor."""
+
+    factor: float
+    amplitude: float = 1.0
+
+    def __call__(self, frequencies: Float[Tensor, " f"], theta: float) -> Float[Tensor, " f"]:
+        """All frequencies alike."""
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """A divisor for every frequency, as GGUF files store Llama 3's scaling (`rope_freqs.weight`)."""
+
+    divisors: tuple[float, ...]
+    amplitude: float = 1.0
+
+    def __call__(self, frequencies: Float[Tensor, " f"], theta: float) -> Float[Tensor, " f"]:
+        """Each frequency by its own divisor."""
+        return frequencies / torch.tensor(self.divisors, device=frequencies.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """Llama 3.1's scaling: waves longer than original/low are stretched by `factor`, those shorter than original/high kept, blended between."""
+
+    factor: float
+    low: float
+    high: float
+    original: int
+    amplitude: float = 1.0
+
+    def __call__(self, frequencies: Float[Tensor, " f"], theta: float) -> Float[Tensor, " f"]:
+        """By wavelength in tokens."""
+        wavelength = 2 * math.pi / frequencies
+        share = ((self.original / wavelength - self.low) / (self.high - self.low)).clamp(0, 1)
+        return (1 - share) * frequencies / self.factor + share * frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al., arXiv 2309.00071): fast dimensions keep their frequency, slow ones are interpolated, a ramp between.
+
+    `fast` and `slow` are the rotations over the original context where the ramp begins and ends; `truncate` rounds its ends outward.
+    """
+
+    factor: float
+    original: int
+    amplitude: float
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: bool = True
+
+    def __call__(self, frequencies: Float[Tensor, " f"], theta: float) -> Float[Tensor, " f"]:
+        """By the number of rotations over the original context."""
+        dim = 2 * len(frequencies)
+        low, high = (self._dimension(rotations, dim, theta) for rotations in (self.fast, self.slow))
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        width = high - low if high != low else 0.001
+        kept = 1 - ((torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device) - low) / width).clamp(0, 1)
+        return frequencies / self.factor * (1 - kept) + frequencies * kept
+
+    def _dimension(self, rotations: float, dim: int, theta: float) -> float:
+        return dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+
+Scaling = Unscaled | Linear | Divided | Llama3 | Yarn
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotation of every new token, shared by all heads and layers."""
+
+    cos: Float[Tensor, "b 1 s f"]
+    sin: Float[Tensor, "b 1 s f"]
+
+    def __call__(self, x: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
+        """Rotate queries or keys, d = 2 f; the result is contiguous."""
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat((left * self.cos - right * self.sin, right * self.cos + left * self.sin), dim=-1)
+
+
+class Rope:
+    """Rotations from positions. The frequencies stay float32 when the model around them is cast."""
+
+    def __init__(self, head_dim: int, theta: float, scaling: Scaling) -> None:
+        base = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
+        self._frequencies = scaling(base, theta)
+        self._amplitude = scaling.amplitude
+
+    def __call__(self, positions: Int[Tensor, "b s"], dtype: torch.dtype) -> Rotation:
+        """cos and sin of position * frequency; angles are float32, the result `dtype`. Padding (negative positions) turns as it may."""
+        if self._frequencies.device != positions.device:
+            self._frequencies = self._frequencies.to(positions.device)
+        angles = positions[:, None, :, None].float() * self._frequencies
+        return Rotation((angles.cos() * self._amplitude).to(dtype), (angles.sin() * self._amplitude).to(dtype))

@@ -1,0 +1,131 @@
+"""The decoder: embeddings in, hidden states out, so that words and sight enter the same way.
+
+    cache = DenseCache.allocate(config.layers, rows, config.kv_heads, config.head_dim, capacity, dtype, device)
+    hidden = decoder(decoder.embed(ids), positions, cache)
+    logits = decoder.logits(hidden[:, -1])
+
+Rows of a batch may have any length: padding, left or right or in between, is where `positions` is -1, and it changes nothing for the others.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmsdk.attention.dense import Dense
+from mmsdk.attention.mask import Mask, Masks
+from mmsdk.attention.types import Attention
+from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.mlp import SwiGLU
+from mmsdk.decoder.norm import RMSNorm
+from mmsdk.decoder.rope import Rope, Rotation
+from mmsdk.errors import ModelError
+from mmsdk.kv.types import KVCache
+
+__all__ = ["Decoder", "DecoderConfig", "Layer", "SelfAttention"]
+
+_DENSE = Dense()
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention; queries, keys and values are one matrix [(h + 2 g) d_head, d], in this order."""
+
+    def __init__(self, config: DecoderConfig, core: Attention) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.qkv_bias)
+        self.o = nn.Linear(config.heads * config.head_dim, config.width, bias=config.o_bias)
+        self.q_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.core = core
+
+    def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
+        """Attend from the new tokens to all that the cache then holds."""
+        b, s, _ = x.shape
+        heads = self.qkv(x).view(b, s, -1, self.head_dim).transpose(1, 2)
+        query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        view = cache.append(layer, rotation(self.k_norm(key)), value)
+        mask: Mask = masks.of(view)
+        seen = self.core(rotation(self.q_norm(query)), view, mask)
+        out: Tensor = self.o(seen.transpose(1, 2).reshape(b, s, -1))
+        return out
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each on the normalised stream and added to it."""
+
+    def __init__(self, config: DecoderConfig, core: Attention) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(config.width, config.norm_eps)
+        self.attention = SelfAttention(config, core)
+        self.norm2 = RMSNorm(config.width, config.norm_eps)
+        self.mlp = SwiGLU(config.width, config.inner, config.mlp_bias)
+
+    def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
+        """One layer of the residual stream."""
+        x = x + self.attention(self.norm1(x), rotation, cache, layer, masks)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """A llama-family decoder (Llama, Qwen2, Qwen3). Its parameters are ordinary ones and may be trained."""
+
+    def __init__(self, config: DecoderConfig, core: Attention = _DENSE) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.layers = nn.ModuleList(Layer(config, core) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.head: nn.Module = nn.Identity() if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self._rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+
+    @classmethod
+    def of(cls, config: DecoderConfig, state: Mapping[str, Tensor], core: Attention = _DENSE) -> "Decoder":
+        """A decoder on these very tensors, which are not copied and set the dtype and the device.
+
+        Raises ModelError where a tensor is missing, unknown or of another shape than the config says.
+        """
+        with torch.device("meta"):
+            decoder = cls(config, core)
+        expected = {name: tensor.shape for name, tensor in decoder.state_dict().items()}
+        for name in sorted(expected.keys() ^ state.keys()):
+            raise ModelError(f"tensor {name!r} is {'missing' if name in expected else 'not part of this decoder'}")
+        for name, tensor in state.items():
+            if tensor.shape != expected[name]:
+                raise ModelError(f"tensor {name!r} is {tuple(tensor.shape)}, the config says {tuple(expected[name])}")
+        decoder.load_state_dict(state, assign=True)
+        return decoder.eval()
+
+    def embed(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
+        """Token ids to vectors of the decoder's width."""
+        return F.embedding(ids, self.embedding.weight)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b s d"],
+        positions: Int[Tensor, "b s"],
+        cache: KVCache,
+        mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
+    ) -> Float[Tensor, "b s d"]:
+        """Hidden states of the new tokens, final norm applied; the cache then holds them too.
+
+        `positions` are rotary positions counted from 0, -1 for padding; a token sees what the cache holds at its own position and before.
+        An explicit `mask` over all t entries (True or 0 where seen, False or -inf where not) takes the place of that rule. What comes
+        out at padding has no meaning, but is finite.
+        Raises InputError for a mask of another size.
+        """
+        cache.advance(positions)
+        rotation = self._rope(positions, x.dtype)
+        masks = Masks(positions, x.dtype, mask)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, cache, index, masks)
+        out: Tensor = self.norm(x)
+        return out
+
+    def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
+        """Scores of the next token, in float32. Pass only the tokens that need them: the vocabulary is the largest matrix."""
+        scores: Tensor = F.linear(hidden, self.embedding.weight) if self.config.tied else self.head(hidden)
+        return scores.float()

@@ -1,0 +1,88 @@
+"""Which token stands in which slot of a cache, told apart from the keys and values, so that layers can share it."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from mmsdk.errors import InputError
+
+__all__ = ["Slots", "ascending", "next_position"]
+
+
+def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"]) -> bool:
+    """Whether every row's new positions ascend and begin at or after `after`, so that no token is padding and none sees a later one.
+
+    The answer is fetched from the device, which is worth a wait for a prompt and not for a single token: on a GPU those say False.
+    """
+    if positions.shape[1] == 1 and positions.device.type != "cpu":
+        return False
+    return bool(((positions[:, 0] >= after) & (positions.diff() > 0).all(1)).all())
+
+
+def next_position(positions: Int[Tensor, "b s"], before: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """One past the largest position of each row, or `before` where all of them are padding."""
+    return torch.maximum(before, positions.amax(1) + 1)
+
+
+class Slots:
+    """Positions and padding of the slots in use, with spare ones behind them; `count` slots of every row are filled.
+
+    Shorter rows have padding in between: all rows are as long, so that new tokens are one slice for the whole batch.
+    """
+
+    def __init__(self, positions: Int[Tensor, "b c"], valid: Bool[Tensor, "b c"], count: int, ordered: bool) -> None:
+        self._positions = positions
+        self._valid = valid
+        self.count = count
+        self.ordered = ordered
+        self._look()
+
+    @staticmethod
+    def empty(rows: int, capacity: int, device: torch.device) -> "Slots":
+        """No slot filled."""
+        return Slots(
+            torch.full((rows, capacity), -1, dtype=torch.long, device=device),
+            torch.zeros(rows, capacity, dtype=torch.bool, device=device),
+            count=0,
+            ordered=True,
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Slots, filled and spare."""
+        return self._positions.shape[1]
+
+    def fill(self, positions: Int[Tensor, "b s"], ordered: bool) -> None:
+        """Fill the next s slots; there must be so many."""
+        if positions.shape[0] != self._positions.shape[0]:
+            raise InputError(f"there are {positions.shape[0]}, the cache has {self._positions.shape[0]}", item="rows")
+        start, self.count = self.count, self.count + positions.shape[1]
+        self._positions[:, start : self.count] = positions
+        torch.ge(positions, 0, out=self._valid[:, start : self.count])
+        self.ordered = self.ordered and ordered
+        self._look()
+
+    def resized(self, capacity: int) -> "Slots":
+        """A copy with so many slots."""
+        fresh = Slots.empty(self._positions.shape[0], capacity, self._positions.device)
+        fresh._positions[:, : self.count] = self.positions
+        fresh._valid[:, : self.count] = self.valid
+        return Slots(fresh._positions, fresh._valid, self.count, self.ordered)
+
+    def kept(self, index: Int[Tensor, "b k"]) -> "Slots":
+        """Only these slots, moved to the front."""
+        fresh = Slots.empty(self._positions.shape[0], self.capacity, self._positions.device)
+        kept = index.shape[1]
+        fresh._positions[:, :kept] = self.positions.gather(1, index)
+        fresh._valid[:, :kept] = self.valid.gather(1, index)
+        return Slots(fresh._positions, fresh._valid, kept, self.ordered)
+
+    def select(self, rows: Int[Tensor, " r"]) -> "Slots":
+        """A copy of these rows."""
+        return Slots(self._positions[rows], self._valid[rows], self.count, self.ordered)
+
+    def _look(self) -> None:
+        # The same objects until the next change: whoever builds something from them can tell by identity that it still holds.
+        self.positions = self._positions[:, : self.count]
+        self.valid = self._valid[:, : self.count]
+        self.lengths = self.valid.sum(1)

@@ -1,0 +1,90 @@
+"""Name tables: what a decoder's tensors are called in each kind of checkpoint, and how they are joined into ours.
+
+A table gives, for each tensor of ours, the checkpoint's tensors that are stacked (by rows) to make it; `{i}` is the layer.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmsdk.decoder.config import DecoderConfig
+
+__all__ = ["GGUF", "HUGGINGFACE", "Names", "assemble", "expected", "used"]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """One kind of checkpoint. `weights` are there in every layer, `biases` and `head_norms` where the config has them."""
+
+    embedding: str
+    norm: str
+    head: str
+    weights: Mapping[str, tuple[str, ...]] = field(repr=False)
+    head_norms: Mapping[str, tuple[str, ...]] = field(repr=False)
+
+
+_HF = "model.layers.{i}."
+HUGGINGFACE = Names(
+    embedding="model.embed_tokens.weight",
+    norm="model.norm.weight",
+    head="lm_head.weight",
+    weights=MappingProxyType(
+        {
+            "norm1": (_HF + "input_layernorm",),
+            "attention.qkv": (_HF + "self_attn.q_proj", _HF + "self_attn.k_proj", _HF + "self_attn.v_proj"),
+            "attention.o": (_HF + "self_attn.o_proj",),
+            "norm2": (_HF + "post_attention_layernorm",),
+            "mlp.gate_up": (_HF + "mlp.gate_proj", _HF + "mlp.up_proj"),
+            "mlp.down": (_HF + "mlp.down_proj",),
+        }
+    ),
+    head_norms=MappingProxyType({"attention.q_norm": (_HF + "self_attn.q_norm",), "attention.k_norm": (_HF + "self_attn.k_norm",)}),
+)
+
+_BLK = "blk.{i}."
+GGUF = Names(
+    embedding="token_embd.weight",
+    norm="output_norm.weight",
+    head="output.weight",
+    weights=MappingProxyType(
+        {
+            "norm1": (_BLK + "attn_norm",),
+            "attention.qkv": (_BLK + "attn_q", _BLK + "attn_k", _BLK + "attn_v"),
+            "attention.o": (_BLK + "attn_output",),
+            "norm2": (_BLK + "ffn_norm",),
+            "mlp.gate_up": (_BLK + "ffn_gate", _BLK + "ffn_up"),
+            "mlp.down": (_BLK + "ffn_down",),
+        }
+    ),
+    head_norms=MappingProxyType({"attention.q_norm": (_BLK + "attn_q_norm",), "attention.k_norm": (_BLK + "attn_k_norm",)}),
+)
+
+
+def expected(names: Names, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+    """For each tensor of a decoder, the checkpoint's tensors that make it."""
+    table = {"embedding.weight": (names.embedding,), "norm.weight": (names.norm,)}
+    if not config.tied:
+        table["head.weight"] = (names.head,)
+    biased = {"attention.qkv": config.qkv_bias, "attention.o": config.o_bias, "mlp.gate_up": config.mlp_bias, "mlp.down": config.mlp_bias}
+    for i in range(config.layers):
+        for ours, theirs in (names.weights | names.head_norms if config.qk_norm else names.weights).items():
+            for kind in ("weight", "bias") if biased.get(ours, False) else ("weight",):
+                table[f"layers.{i}.{ours}.{kind}"] = tuple(f"{name.format(i=i)}.{kind}" for name in theirs)
+    return table
+
+
+def assemble(names: Names, config: DecoderConfig, read: Callable[[str], Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """A decoder's state from a checkpoint's tensors, which `read` gives by name (raising ModelError where there is none)."""
+    state = {}
+    for ours, theirs in expected(names, config).items():
+        parts = [read(name).to(dtype) for name in theirs]
+        state[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return state
+
+
+def used(names: Names, config: DecoderConfig) -> set[str]:
+    """Every tensor of the checkpoint that the decoder is made of."""
+    return {name for theirs in expected(names, config).values() for name in theirs}
