@@ -71,12 +71,13 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A llama-family decoder (Llama, Qwen2, Qwen3). Its parameters are ordinary ones and may be trained."""
+    """A llama-family decoder (Llama, Qwen2, Qwen3), made from a checkpoint by `of`. Its parameters are ordinary ones and may be trained."""
 
     def __init__(self, config: DecoderConfig, core: Attention = _DENSE) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        # Not initialised: random numbers for the largest matrix take a second, and `of` replaces them.
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocabulary, config.width), freeze=False)
         self.layers = nn.ModuleList(Layer(config, core) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head: nn.Module = nn.Identity() if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)

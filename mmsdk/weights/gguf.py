@@ -5,13 +5,13 @@
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from mmsdk.decoder.config import DecoderConfig
@@ -41,7 +41,7 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[DecoderConfig, dict[str, 
     unknown = sorted(file.tensors.keys() - used(GGUF, config) - {_ROPE_DIVISORS})
     if unknown:
         raise ModelError(f"{path} holds a tensor {unknown[0]!r} that is not part of a {header.architecture} decoder")
-    return config, assemble(GGUF, config, _reader(header, config), dtype), tokenizer_of(file.metadata)
+    return config, assemble(GGUF, config, _Source(header, config), dtype), tokenizer_of(file.metadata)
 
 
 class _Header:
@@ -49,9 +49,10 @@ class _Header:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        self.architecture = file.metadata.get("general.architecture")
-        if not isinstance(self.architecture, str) or self.architecture not in _INTERLEAVED:
-            raise ModelError(f"{file.path} is of the architecture {self.architecture!r}; supported: {', '.join(_INTERLEAVED)}")
+        found = file.metadata.get("general.architecture")
+        if not isinstance(found, str) or found not in _INTERLEAVED:
+            raise ModelError(f"{file.path} is of the architecture {found!r}; supported: {', '.join(_INTERLEAVED)}")
+        self.architecture = found
 
     def get(self, key: str) -> Value | None:
         return self.file.metadata.get(f"{self.architecture}.{key}")
@@ -112,9 +113,13 @@ def _config(header: _Header) -> DecoderConfig:
 def _scaling(header: _Header, head_dim: int) -> Scaling:
     kind = header.get("rope.scaling.type") or "none"
     if _ROPE_DIVISORS in header.file.tensors:
-        divisors = header.tensor(_ROPE_DIVISORS).dequantized()
-        if divisors.shape != (head_dim // 2,) or kind != "none" or not (np.isfinite(divisors) & (divisors > 0)).all():
-            raise ModelError(f"{header.file.path}: the tensor {_ROPE_DIVISORS!r} does not fit a head of {head_dim}")
+        stored = header.tensor(_ROPE_DIVISORS)
+        if stored.shape != (head_dim // 2,) or kind != "none":
+            raise ModelError(f"{header.file.path}: the tensor {_ROPE_DIVISORS!r} does not fit heads of {head_dim} and rope scaling {kind!r}")
+        divisors = torch.empty(stored.shape)
+        stored.read(divisors)
+        if not (divisors.isfinite() & (divisors > 0)).all():
+            raise ModelError(f"{header.file.path}: the tensor {_ROPE_DIVISORS!r} must hold positive numbers")
         return Divided(tuple(divisors.tolist()))
     if kind == "none":
         return Unscaled()
@@ -128,18 +133,30 @@ def _scaling(header: _Header, head_dim: int) -> Scaling:
     raise ModelError(f"{header.file.path}: rope scaling {kind!r} by {factor} is not supported")
 
 
-def _reader(header: _Header, config: DecoderConfig) -> Callable[[str], Tensor]:
-    turned = {"attn_q": config.heads, "attn_k": config.kv_heads} if _INTERLEAVED[str(header.architecture)] else {}
+class _Source:
+    """The file's tensors in our order of rows."""
 
-    def read(name: str) -> Tensor:
-        tensor = torch.from_numpy(header.tensor(name).dequantized())
-        heads = next((heads for part, heads in turned.items() if f".{part}." in name), 0)
-        return _halves(tensor, heads, name) if heads else tensor
+    def __init__(self, header: _Header, config: DecoderConfig) -> None:
+        self._header = header
+        self._heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if _INTERLEAVED[header.architecture] else {}
 
-    return read
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._header.tensor(name).shape
+
+    def read(self, name: str, out: Tensor) -> None:
+        tensor = self._header.tensor(name)
+        heads = self._heads.get(name.split(".")[-2], 0)
+        if not heads:
+            tensor.read(out)
+        elif len(tensor.shape) == 1:
+            # A bias is stored as a single row, so that its values change places and not its blocks.
+            tensor.read(out)
+            out.copy_(_halves(out.clone(), heads, name))
+        else:
+            replace(tensor, data=_halves(tensor.data, heads, name)).read(out)
 
 
-def _halves(stored: Float[Tensor, "o *i"], heads: int, name: str) -> Float[Tensor, "o *i"]:
+def _halves(stored: Shaped[Tensor, "r *c"], heads: int, name: str) -> Shaped[Tensor, "r *c"]:
     """Rows from interleaved rotary order (0, d/2, 1, d/2 + 1, ...) back to halves (0, 1, ..., d/2, d/2 + 1, ...), head by head."""
     if stored.shape[0] % (2 * heads):
         raise ModelError(f"tensor {name!r} has {stored.shape[0]} rows, which {heads} heads of an even width cannot share")

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-import numpy as np
-import numpy.typing as npt
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
 
 from mmsdk.errors import WeightsError
+from mmsdk.weights.gguf_blocks import unpack
 
 __all__ = ["GGUFFile", "GGUFTensor", "Value", "read_file"]
 
@@ -33,16 +35,14 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]
     kind: gguf.GGMLQuantizationType
-    data: npt.NDArray[np.uint8]
+    data: UInt8[Tensor, "r c"]
 
-    def dequantized(self) -> npt.NDArray[np.float32]:
-        """The values in float32. Raises WeightsError for a block format that the gguf package cannot read."""
+    def read(self, out: Float[Tensor, "..."]) -> None:
+        """Write the values to `out`, which has the tensor's shape. Raises WeightsError for a block format that cannot be read."""
         try:
-            values = gguf.quants.dequantize(self.data, self.kind)
+            unpack(self.data, self.kind, out.view(-1, self.shape[-1]))
         except NotImplementedError as error:
             raise WeightsError(f"tensor {self.name!r} is stored as {self.kind.name}, which cannot be read: {error}") from error
-        # A copy where the file holds float32 itself: what is mapped is read-only.
-        return np.require(values, np.float32, "W").reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def read_file(path: Path) -> GGUFFile:
     """Map a file and read its header. Raises WeightsError where it is no GGUF file or anything in it does not add up."""
     try:
         with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read: {error}") from error
     try:
@@ -86,6 +86,19 @@ class _Cursor:
         start, self.place = self.place, self.place + length
         return self.data[start : self.place].decode("utf-8")
 
+    def texts(self, count: int) -> list[Value]:
+        # The vocabulary and the merges are a hundred thousand of these: no calls in between.
+        read, data, size, place = struct.Struct("<Q").unpack_from, self.data, self.size, self.place
+        found: list[Value] = []
+        for _ in range(count):
+            start = place + 8
+            place = start + read(data, place)[0]
+            if place > size:
+                raise ValueError(f"a text at byte {start} ends at byte {place}, the file at {size}")
+            found.append(data[start:place].decode("utf-8"))
+        self.place = place
+        return found
+
     def check(self, length: int) -> None:
         if length > self.size - self.place:
             raise ValueError(f"{length} bytes are announced at byte {self.place}, the file has {self.size - self.place} more")
@@ -107,6 +120,8 @@ class _Cursor:
         self.check(count)
         if kind in _SCALARS:
             return self.numbers(_SCALARS[kind], count)
+        if kind == _STRING:
+            return self.texts(count)
         return [self.value(kind, depth) for _ in range(count)]
 
     def numbers(self, code: str, count: int) -> list[Value]:
@@ -161,5 +176,5 @@ def _mapped(cursor: _Cursor, start: int, name: str, shape: tuple[int, ...], kind
     length, first = math.prod(shape[:-1]) * row, start + offset
     if first + length > cursor.size:
         raise ValueError(f"tensor {name!r} ends at byte {first + length}, the file at {cursor.size}")
-    data = np.frombuffer(cursor.data, np.uint8, length, first).reshape(-1, row)
-    return GGUFTensor(name, shape, stored, data)
+    data = torch.frombuffer(cursor.data, dtype=torch.uint8, count=length, offset=first)
+    return GGUFTensor(name, shape, stored, data.view(-1, row))

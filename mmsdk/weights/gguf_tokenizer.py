@@ -66,9 +66,9 @@ def _texts(metadata: Mapping[str, Value], name: str) -> list[str]:
 
 def _backend(vocabulary: dict[str, int], merges: list[str]) -> Tokenizer:
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    for left, right in pairs:
-        if not {left, right, left + right} <= vocabulary.keys():
-            raise ModelError(f"tokenizer.ggml.merges joins {left!r} and {right!r}, which the vocabulary does not hold")
+    strange = next((pair for pair in pairs if pair[0] + pair[1] not in vocabulary or not {*pair} <= vocabulary.keys()), None)
+    if strange is not None:
+        raise ModelError(f"tokenizer.ggml.merges joins {strange[0]!r} and {strange[1]!r}, which the vocabulary does not hold")
     return Tokenizer(models.BPE(vocabulary, pairs))
 
 

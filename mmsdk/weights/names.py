@@ -3,16 +3,30 @@
 A table gives, for each tensor of ours, the checkpoint's tensors that are stacked (by rows) to make it; `{i}` is the layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.errors import ModelError
 
-__all__ = ["GGUF", "HUGGINGFACE", "Names", "assemble", "expected", "used"]
+__all__ = ["GGUF", "HUGGINGFACE", "Names", "Source", "assemble", "expected", "used"]
+
+
+class Source(Protocol):
+    """The tensors of a checkpoint by name."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Rows first. Raises ModelError where there is no such tensor."""
+        ...
+
+    def read(self, name: str, out: Tensor) -> None:
+        """Write the tensor's values to `out`, which has its shape, in the dtype of `out`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +90,19 @@ def expected(names: Names, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
     return table
 
 
-def assemble(names: Names, config: DecoderConfig, read: Callable[[str], Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """A decoder's state from a checkpoint's tensors, which `read` gives by name (raising ModelError where there is none)."""
-    state = {}
-    for ours, theirs in expected(names, config).items():
-        parts = [read(name).to(dtype) for name in theirs]
-        state[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return state
+def assemble(names: Names, config: DecoderConfig, source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A decoder's state from a checkpoint's tensors, each read straight to its place. Raises ModelError where they do not fit together."""
+    return {ours: _joined(source, theirs, dtype) for ours, theirs in expected(names, config).items()}
+
+
+def _joined(source: Source, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+    shapes = [source.shape(name) for name in names]
+    if len({shape[1:] for shape in shapes}) != 1 or () in shapes:
+        raise ModelError(f"tensors {', '.join(map(repr, names))} cannot be stacked: their shapes are {', '.join(map(str, shapes))}")
+    out = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=dtype)
+    for name, part in zip(names, out.split([shape[0] for shape in shapes]), strict=True):
+        source.read(name, part)
+    return out
 
 
 def used(names: Names, config: DecoderConfig) -> set[str]:
