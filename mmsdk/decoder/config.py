@@ -17,7 +17,7 @@ _MOST_LAYERS = 1 << 12
 class DecoderConfig:
     """Sizes and switches. `inner` is the width inside the feed-forward half, `context` the longest sequence the model was made for.
 
-    Llama has no switch on, Qwen2 has `qkv_bias`, Qwen3 has `qk_norm` (an RMSNorm over each head of queries and keys before they are rotated).
+    Llama has no switch on, Qwen2 has `qkv_bias`, Qwen3 has `qk_norm`: an RMSNorm over each head of queries and keys, before the rotation.
     Raises ModelError for sizes that do not fit together.
     """
 

@@ -1,7 +1,7 @@
 """Rotary position embedding (RoFormer, arXiv 2104.09864) and the ways it is stretched to longer contexts.
 
-Dimension i of a head is paired with dimension i + d/2, the layout of transformers' checkpoints. A scaling turns the base frequencies into those
-that are used, and may multiply the rotated vectors by an `amplitude`. The formulas are the published ones, in float32 like the
+Dimension i of a head is paired with dimension i + d/2, the layout of transformers' checkpoints. A scaling turns the base frequencies into
+those that are used, and may multiply the rotated vectors by an `amplitude`. The formulas are the published ones, in float32 like the
 checkpoints' own code, so that long positions agree to the last digit.
 """
 
@@ -52,7 +52,7 @@ class Divided:
 
 @dataclass(frozen=True, slots=True)
 class Llama3:
-    """Llama 3.1's scaling: waves longer than original/low are stretched by `factor`, those shorter than original/high kept, blended between."""
+    """Llama 3.1's scaling: waves above original/low are stretched by `factor`, those below original/high kept, a blend between."""
 
     factor: float
     low: float

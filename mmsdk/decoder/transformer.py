@@ -4,7 +4,8 @@
     hidden = decoder(decoder.embed(ids), positions, cache)
     logits = decoder.logits(hidden[:, -1])
 
-Rows of a batch may have any length: padding, left or right or in between, is where `positions` is -1, and it changes nothing for the others.
+Rows of a batch may have any length: padding, left or right or in between, is where `positions` is -1, and it changes nothing for the
+others.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
-"""Language models from GGUF files: Llama, Qwen2 and Qwen3, whatever the blocks are quantised to, with their tokenizer.
+"""Language models from GGUF files.
 
     config, state, tokenizer = read_gguf(path, torch.bfloat16)
     decoder = Decoder.of(config, state)
+
+Llama, Qwen2 and Qwen3, whatever the blocks are quantised to.
 """
 
 import math
@@ -16,9 +18,10 @@ from torch import Tensor
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.rope import Divided, Linear, Scaling, Unscaled, Yarn
-from mmsdk.errors import ModelError, WeightsError
+from mmsdk.errors import ModelError
 from mmsdk.tokenizer import TextTokenizer
-from mmsdk.weights.gguf_file import GGUFFile, GGUFTensor, Value, read_file
+from mmsdk.weights.fields import Fields
+from mmsdk.weights.gguf_file import GGUFFile, GGUFTensor, read_file
 from mmsdk.weights.gguf_tokenizer import tokenizer_of
 from mmsdk.weights.names import GGUF, assemble, used
 
@@ -45,33 +48,16 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[DecoderConfig, dict[str, 
 
 
 class _Header:
-    """The metadata of one architecture, with its types checked."""
+    """The settings and tensors of one architecture."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        found = file.metadata.get("general.architecture")
-        if not isinstance(found, str) or found not in _INTERLEAVED:
-            raise ModelError(f"{file.path} is of the architecture {found!r}; supported: {', '.join(_INTERLEAVED)}")
-        self.architecture = found
-
-    def get(self, key: str) -> Value | None:
-        return self.file.metadata.get(f"{self.architecture}.{key}")
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int):
-            raise ModelError(f"{self.file.path}: {self.architecture}.{key} is {value!r}, it must be a whole number")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, float) or not math.isfinite(value):
-            raise ModelError(f"{self.file.path}: {self.architecture}.{key} is {value!r}, it must be a finite number")
-        return value
+        self.architecture = Fields(str(file.path), file.metadata).text("general.architecture")
+        if self.architecture not in _INTERLEAVED:
+            raise ModelError(f"{file.path} is of the architecture {self.architecture!r}; supported: {', '.join(_INTERLEAVED)}")
+        prefix = f"{self.architecture}."
+        own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+        self.fields = Fields(f"{file.path}: {self.architecture}", own)
 
     def tensor(self, name: str) -> GGUFTensor:
         if name not in self.file.tensors:
@@ -80,27 +66,28 @@ class _Header:
 
 
 def _config(header: _Header) -> DecoderConfig:
-    if header.whole("expert_count", 0):
+    fields = header.fields
+    if fields.whole("expert_count", 0):
         raise ModelError(f"{header.file.path} is a mixture of experts, which is not supported")
-    if header.whole("attention.sliding_window", 0):
+    if fields.whole("attention.sliding_window", 0):
         raise ModelError(f"{header.file.path} attends in a sliding window, which is not supported")
-    heads, width = header.whole("attention.head_count"), header.whole("embedding_length")
-    head_dim = header.whole("attention.key_length", width // max(heads, 1))
+    heads, width = fields.whole("attention.head_count"), fields.whole("embedding_length")
+    head_dim = fields.whole("attention.key_length", width // max(heads, 1))
     for key in ("rope.dimension_count", "attention.value_length"):
-        if header.whole(key, head_dim) != head_dim:
-            raise ModelError(f"{header.file.path}: {key} is {header.whole(key)}, only the head's full width {head_dim} is supported")
+        if fields.whole(key, head_dim) != head_dim:
+            raise fields.wrong(key, f"{head_dim}, the width of a head")
     tensors = header.file.tensors
     return DecoderConfig(
         vocabulary=header.tensor(GGUF.embedding).shape[0],
         width=width,
-        layers=header.whole("block_count"),
+        layers=fields.whole("block_count"),
         heads=heads,
-        kv_heads=header.whole("attention.head_count_kv", heads),
+        kv_heads=fields.whole("attention.head_count_kv", heads),
         head_dim=head_dim,
-        inner=header.whole("feed_forward_length"),
-        context=header.whole("context_length"),
-        norm_eps=header.real("attention.layer_norm_rms_epsilon"),
-        rope_theta=header.real("rope.freq_base", 10_000.0),
+        inner=fields.whole("feed_forward_length"),
+        context=fields.whole("context_length"),
+        norm_eps=fields.real("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.real("rope.freq_base", 10_000.0),
         rope_scaling=_scaling(header, head_dim),
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
@@ -111,11 +98,12 @@ def _config(header: _Header) -> DecoderConfig:
 
 
 def _scaling(header: _Header, head_dim: int) -> Scaling:
-    kind = header.get("rope.scaling.type") or "none"
+    fields = header.fields
+    kind = fields.text("rope.scaling.type", "none")
     if _ROPE_DIVISORS in header.file.tensors:
         stored = header.tensor(_ROPE_DIVISORS)
         if stored.shape != (head_dim // 2,) or kind != "none":
-            raise ModelError(f"{header.file.path}: the tensor {_ROPE_DIVISORS!r} does not fit heads of {head_dim} and rope scaling {kind!r}")
+            raise ModelError(f"{header.file.path}: {_ROPE_DIVISORS!r} does not fit heads of {head_dim} and rope scaling {kind!r}")
         divisors = torch.empty(stored.shape)
         stored.read(divisors)
         if not (divisors.isfinite() & (divisors > 0)).all():
@@ -123,13 +111,13 @@ def _scaling(header: _Header, head_dim: int) -> Scaling:
         return Divided(tuple(divisors.tolist()))
     if kind == "none":
         return Unscaled()
-    factor = header.real("rope.scaling.factor")
+    factor = fields.real("rope.scaling.factor")
     if kind == "linear" and factor > 0:
         return Linear(factor)
     if kind == "yarn" and factor > 0:
         # llama.cpp scales by the same logarithm, and by attn_factor on top of it.
-        amplitude = (0.1 * math.log(max(factor, 1.0)) + 1.0) * header.real("rope.scaling.attn_factor", 1.0)
-        return Yarn(factor, header.whole("rope.scaling.original_context_length"), amplitude)
+        amplitude = (0.1 * math.log(max(factor, 1.0)) + 1.0) * fields.real("rope.scaling.attn_factor", 1.0)
+        return Yarn(factor, fields.whole("rope.scaling.original_context_length"), amplitude)
     raise ModelError(f"{header.file.path}: rope scaling {kind!r} by {factor} is not supported")
 
 
@@ -160,4 +148,5 @@ def _halves(stored: Shaped[Tensor, "r *c"], heads: int, name: str) -> Shaped[Ten
     """Rows from interleaved rotary order (0, d/2, 1, d/2 + 1, ...) back to halves (0, 1, ..., d/2, d/2 + 1, ...), head by head."""
     if stored.shape[0] % (2 * heads):
         raise ModelError(f"tensor {name!r} has {stored.shape[0]} rows, which {heads} heads of an even width cannot share")
-    return stored.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    halves: Tensor = stored.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return halves

@@ -6,12 +6,12 @@ package, which goes sixteen rows at a time.
 
 import gguf
 import torch
+from gguf import GGMLQuantizationType as Kind
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 __all__ = ["unpack"]
 
-Kind = gguf.GGMLQuantizationType
 _PIECE = 1 << 17
 
 

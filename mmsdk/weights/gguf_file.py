@@ -1,7 +1,7 @@
 """The container of a GGUF file: metadata and a table of tensors, read from the header; the tensors stay mapped on disk.
 
-Format: ggml's gguf.md, versions 2 and 3, little endian. Nothing in the file is believed before it is checked: every count, length and offset
-must lie within the file, so that a damaged or hostile one ends in a WeightsError and not in an exhausted memory.
+Format: ggml's gguf.md, versions 2 and 3, little endian. Nothing in the file is believed before it is checked: every count, length and
+offset must lie within the file, so that a damaged or hostile one ends in a WeightsError and not in an exhausted memory.
 """
 
 import math
@@ -150,7 +150,7 @@ def _parsed(path: Path, cursor: _Cursor) -> GGUFFile:
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"general.alignment is {alignment!r}")
     start = -(-cursor.place // alignment) * alignment
-    found = {name: _mapped(cursor, start, name, *place) for name, *place in table}
+    found = {entry[0]: _mapped(cursor, start, *entry) for entry in table}
     if len(found) != len(table):
         raise ValueError("two tensors have the same name")
     return GGUFFile(path, metadata, found)

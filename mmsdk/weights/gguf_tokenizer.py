@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer from the metadata of a GGUF file, built directly.
 
-How a text is cut before merging is not in the file; `tokenizer.ggml.pre` names it, and llama.cpp knows each name's rule. An unknown name is an
-error: cutting by another rule would give ids that the model never saw.
+How a text is cut before merging is not in the file; `tokenizer.ggml.pre` names it, and llama.cpp knows each name's rule. An unknown name
+is an error: cutting by another rule would give ids that the model never saw.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,7 @@ from mmsdk.weights.gguf_file import Value
 __all__ = ["tokenizer_of"]
 
 _CONTROL, _USER = 3, 4
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 # The rule of GPT-2 is ByteLevel's own; SmolLM cuts out single digits first.

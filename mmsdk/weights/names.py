@@ -79,12 +79,12 @@ GGUF = Names(
 
 def expected(names: Names, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
     """For each tensor of a decoder, the checkpoint's tensors that make it."""
-    table = {"embedding.weight": (names.embedding,), "norm.weight": (names.norm,)}
+    table: dict[str, tuple[str, ...]] = {"embedding.weight": (names.embedding,), "norm.weight": (names.norm,)}
     if not config.tied:
         table["head.weight"] = (names.head,)
     biased = {"attention.qkv": config.qkv_bias, "attention.o": config.o_bias, "mlp.gate_up": config.mlp_bias, "mlp.down": config.mlp_bias}
     for i in range(config.layers):
-        for ours, theirs in (names.weights | names.head_norms if config.qk_norm else names.weights).items():
+        for ours, theirs in (names.weights if not config.qk_norm else {**names.weights, **names.head_norms}).items():
             for kind in ("weight", "bias") if biased.get(ours, False) else ("weight",):
                 table[f"layers.{i}.{ours}.{kind}"] = tuple(f"{name.format(i=i)}.{kind}" for name in theirs)
     return table

@@ -1,0 +1,58 @@
+"""A checkpoint's rotary settings, in the layout of transformers 5 (`rope_parameters`) or the earlier one (`rope_theta`, `rope_scaling`)."""
+
+import math
+
+from mmsdk.decoder.rope import Linear, Llama3, Scaling, Unscaled, Yarn
+from mmsdk.errors import ModelError
+from mmsdk.weights.fields import Fields
+
+__all__ = ["rope"]
+
+
+def rope(fields: Fields, context: int) -> tuple[float, Scaling]:
+    """The base and the scaling; `context` is the family's default for `max_position_embeddings`.
+
+    Raises ModelError for a scaling that is not supported: ignored, it would give wrong answers beyond the first few thousand tokens.
+    """
+    group = fields.group("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    theta = group.real("rope_theta", fields.real("rope_theta", 10_000.0))
+    if group.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError(f"{group.where}: rotating a part of each head (partial_rotary_factor) is not supported")
+    kind = group.text("rope_type", group.text("type", "default"))
+    if kind == "default":
+        return theta, Unscaled()
+    factor = group.real("factor")
+    if factor <= 0:
+        raise group.wrong("factor", "above 0")
+    if kind == "linear":
+        return theta, Linear(factor)
+    reach = fields.whole("original_max_position_embeddings", fields.whole("max_position_embeddings", context))
+    original = group.whole("original_max_position_embeddings", reach)
+    if original < 1:
+        raise group.wrong("original_max_position_embeddings", "at least 1")
+    if kind == "llama3":
+        return theta, _llama3(group, factor, original)
+    if kind == "yarn":
+        return theta, _yarn(group, factor, original)
+    raise ModelError(f"{group.where}: the rope scaling {kind!r} is not supported; supported: default, linear, llama3, yarn")
+
+
+def _llama3(group: Fields, factor: float, original: int) -> Llama3:
+    low, high = group.real("low_freq_factor"), group.real("high_freq_factor")
+    if not 0 < low < high:
+        raise group.wrong("high_freq_factor", f"above low_freq_factor ({low}), which must be above 0")
+    return Llama3(factor, low, high, original)
+
+
+def _yarn(group: Fields, factor: float, original: int) -> Yarn:
+    fast, slow = group.real("beta_fast", 32.0) or 32.0, group.real("beta_slow", 1.0) or 1.0
+    if fast <= 0 or slow <= 0:
+        raise group.wrong("beta_fast", "above 0, like beta_slow")
+    first, second = group.real("mscale", 0.0), group.real("mscale_all_dim", 0.0)
+    amplitude = _grown(factor, first) / _grown(factor, second) if first and second else _grown(factor, 1.0)
+    return Yarn(factor, original, group.real("attention_factor", amplitude), fast, slow, group.flag("truncate", default=True))
+
+
+def _grown(factor: float, share: float) -> float:
+    """How much sharper attention must be over `factor` times the context, as fitted in the paper."""
+    return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
