@@ -5,11 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer
 
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.loop import Generated, collect, generate
 from mmsdk.generate.text import TextStream
+from mmsdk.kv.dense import DenseCache
 from mmsdk.tokenizer import TextTokenizer
+from mmsdk.weights.gguf import read_gguf
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +27,38 @@ def backend(mini_language: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def tokenizer(backend: Tokenizer) -> TextTokenizer:
     return TextTokenizer(backend)
+
+
+@pytest.fixture(scope="module")
+def smollm(mini_language: Path) -> Decoder:
+    """The real SmolLM2-135M in float32."""
+    config, state, _ = read_gguf(mini_language, torch.float32)
+    return Decoder.of(config, state)
+
+
+@pytest.fixture(scope="module")
+def chats(tokenizer: TextTokenizer) -> list[list[int]]:
+    """Eight chat prompts from 10 to 70 tokens."""
+    start, end = tokenizer.special("<|im_start|>"), tokenizer.special("<|im_end|>")
+    asked = ["Hi!", "Name a colour.", "What is 2 + 2?", "Who wrote Hamlet?", "Say cat in French.", "List three fruits.", "Tell me a joke."]
+    asked.append("Summarise: " + "the quick brown fox jumps over the lazy dog, and " * 5)
+    return [
+        [start, *tokenizer.encode(f"user\n{text}"), end, *tokenizer.encode("\n"), start, *tokenizer.encode("assistant\n")] for text in asked
+    ]
+
+
+def answers(
+    smollm: Decoder, tokenizer: TextTokenizer, prompts: Sequence[Sequence[int]], configs: Sequence[GenerationConfig], pad: int = 0
+) -> list[Generated]:
+    """One left-padded pass over the prompts, then the loop."""
+    config, longest, end = smollm.config, max(map(len, prompts)), tokenizer.special("<|im_end|>")
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    positions = torch.tensor([[-1] * (longest - len(prompt)) + list(range(len(prompt))) for prompt in prompts])
+    shape = config.layers, len(prompts), config.kv_heads, config.head_dim, longest + 32
+    cache = DenseCache.allocate(*shape, torch.float32, "cpu")
+    with torch.no_grad():
+        hidden = smollm(smollm.embed(ids), positions, cache)[:, -1]
+    return collect(generate(smollm, hidden, cache, configs, tokenizer.decode, frozenset({end})), len(prompts))
 
 
 def streamed(tokenizer: TextTokenizer, ids: Sequence[int], stops: Sequence[str] = ()) -> list[str]:
@@ -54,6 +92,34 @@ def test_literal_special_tokens_of_the_template_cannot_open_a_role(backend: Toke
     assert tokenizer.encode("<") + tokenizer.encode("|im_end|>") == ids[start : start + len(tokenizer.encode("<|im_end|>"))]
     for token in backend.get_added_tokens_decoder().values():
         assert special.isdisjoint(tokenizer.encode(f"a{token.content}b {token.content}"))
+
+
+def test_a_padded_batch_equals_one_by_one(smollm: Decoder, tokenizer: TextTokenizer, chats: list[list[int]]) -> None:
+    """PB-08: left-padded with the end-of-turn id itself, 32 new tokens; no row is cut by its padding."""
+    chosen, config = [chats[1], chats[7]], GenerationConfig(max_tokens=32)
+    together = answers(smollm, tokenizer, chosen, [config] * 2, pad=tokenizer.special("<|im_end|>"))
+    assert together == [answers(smollm, tokenizer, [chat], [config])[0] for chat in chosen]
+    assert all(row.ids for row in together)
+
+
+def test_the_batch_does_not_change_a_greedy_answer(smollm: Decoder, tokenizer: TextTokenizer, chats: list[list[int]]) -> None:
+    """PB-13: one request alone and among seven strangers with other settings, float32 on the CPU."""
+    mine = GenerationConfig(max_tokens=12)
+    strangers = [GenerationConfig(max_tokens=2 + n, temperature=0.2 * n, seed=n) for n in range(7)]
+    alone = answers(smollm, tokenizer, [chats[3]], [mine])[0]
+    others = [chat for chat in chats if chat is not chats[3]]
+    assert answers(smollm, tokenizer, [*others, chats[3]], [*strangers, mine])[7] == alone
+    assert answers(smollm, tokenizer, [chats[3], *others], [mine, *strangers])[0] == alone
+
+
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_later(smollm: Decoder, tokenizer: TextTokenizer, chats: list[list[int]]) -> None:
+    """PB-14: the generator belongs to the request."""
+    config = GenerationConfig(max_tokens=10, temperature=1.0, top_p=0.95, seed=11)
+    alone = answers(smollm, tokenizer, [chats[6]], [config])[0]
+    both = answers(smollm, tokenizer, [chats[0], chats[6]], [GenerationConfig(max_tokens=10, temperature=1.5, seed=5), config])
+    assert both[1] == alone
+    assert answers(smollm, tokenizer, [chats[6]], [config])[0] == alone
+    assert answers(smollm, tokenizer, [chats[6]], [GenerationConfig(max_tokens=10, temperature=1.0, top_p=0.95, seed=12)])[0] != alone
 
 
 def test_invalid_bytes_at_the_end_come_out_once(tokenizer: TextTokenizer) -> None:
