@@ -206,12 +206,40 @@ def _photo(scene: Scene, rng: np.random.Generator) -> list[QA]:
     ]
 
 
+_ROBOT_PARTS = ("table", "robot arm", "gripper", "target", "goal")
+
+
+def _robot(scene: Scene, rng: np.random.Generator) -> list[QA]:
+    """A rendered robot scene: what lies on the table, where, in which colour; parts of the robot only as yes or no."""
+    counts = Counter(t.name for t in scene.things)
+    things = [t for t in scene.things if t.name not in _ROBOT_PARTS and counts[t.name] == 1]
+    found = []
+    if things:
+        listing = _listing([words.article(t.name) for t in things])
+        ask = ("What is on the table?", "Which objects are on the table?", "What is in front of the robot?")
+        found.append(QA("object", _one(rng, ask), things[0].name) if len(things) == 1 else QA("caption", _one(rng, ask), listing))
+        found.append(QA("caption", _one(rng, ("Describe the picture.", "Describe the scene.")), f"a robot arm and a table with {listing}"))
+    for t in things:
+        found.append(QA("place", f"Where is the {t.name}?", t.place))
+        if t.colour:
+            found.append(QA("colour", _one(rng, ("What colour is the {}?", "What color is the {}?")).format(t.name), t.colour))
+    ask = ("Is there {} in the picture?", "Is there {}?", "Can you see {}?", "Do you see {}?")
+    for name in [t.name for t in things] + ["robot arm"]:
+        found.append(QA("yes/no", _one(rng, ask).format(words.article(name)), "yes"))
+    others = ("drawer", "door", "window", "hammer", "basketball", "faucet", "mug", "bottle", "shelf", "button", "plate", "puck", "block")
+    absent = [n for n in (*others, *(k.name for k in words.OBJECTS[:20])) if n not in counts]
+    for i in rng.permutation(len(absent))[: len(things) + 1]:
+        found.append(QA("yes/no", _one(rng, ask).format(words.article(absent[int(i)])), "no"))
+    return found
+
+
 _SCENE_TYPES = (_object, _colour, _count, _place, _relation, _yes_no, _reading, _caption)
 
 
 def about_scene(scene: Scene, rng: np.random.Generator, most: int | None = None) -> list[QA]:
     """All question types that the scene allows, each asked in a random wording; at most `most`, chosen at random, if given."""
-    found = _photo(scene, rng) if scene.photo else [qa for ask in _SCENE_TYPES for qa in ask(scene, rng)]
+    asks = (_photo,) if scene.photo else (_robot,) if scene.suite == "robot" else _SCENE_TYPES
+    found = [qa for ask in asks for qa in ask(scene, rng)]
     if most is not None and len(found) > most:
         found = [found[i] for i in sorted(rng.permutation(len(found))[:most])]
     return found

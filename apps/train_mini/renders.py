@@ -54,8 +54,10 @@ def _gather(paths: Sequence[Path], key: str, folder: Path, seed: int) -> None:
             blocks += [part[key]] if len(part[key]) else []
     order = np.random.default_rng(seed).permutation(len(rows))
     place = np.argsort(order)
-    out = np.lib.format.open_memmap(folder / f"{key}.npy", "w+", np.uint8, (len(rows), *blocks[0].shape[1:]))
+    rough = folder / f"{key}.tmp"  # whoever has the old file mapped keeps it whole
+    out = np.lib.format.open_memmap(rough, "w+", np.uint8, (len(rows), *blocks[0].shape[1:]))
     for block, start in zip(blocks, np.cumsum([0, *map(len, blocks)]), strict=False):
         out[place[start : start + len(block)]] = block
     out.flush()
+    rough.replace(folder / f"{key}.npy")
     (folder / f"{key}.json").write_text(json.dumps([rows[i] for i in order]))

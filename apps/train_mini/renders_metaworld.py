@@ -78,8 +78,8 @@ _COLOURS = {
     "lever_blue": "blue", "peg_block_red": "red", "peg_block_wood": "brown", "plug_black": "black", "puck_black": "black",
     "puck_white": "white", "puck_red": "red", "shelf_wood": "brown", "soccer_white": "white", "soccer_black": "black",
     "soccer_blue": "blue", "stick_blue": "blue", "therm_metal": "grey", "therm_metal_green": "green", "window_white": "white",
-    "table_wood": "brown", "robot_red": "red",
 }  # fmt: skip
+_ALWAYS = {"hand": "gripper", "right_arm_base_link": "robot arm", "tablelink": "table", "base": None, "RetainingWall": None}
 _PLAIN = {"peg-insert-side": "green", "shelf-place": "blue"}  # things without a material
 _TEXTURED = {"puck": "red", "peg": "red"}  # whose material says less than its texture
 _VIEWS = (("corner", 2), ("corner2", 2), ("corner3", 2), ("topview", 0))  # the corner cameras hang upside down
@@ -97,10 +97,10 @@ def _call(model: "mujoco.MjModel", geom: int, names: Mapping[str, str]) -> str |
     while body:
         name = model.body(body).name
         found = names.get(f"{name}/{material}") or names.get(name)
-        if found or name in ("hand", "right_arm_base_link", "base", "tablelink", "RetainingWall"):
-            return found or {"hand": "gripper", "right_arm_base_link": "robot arm", "tablelink": "table"}.get(name)
+        if found or name in _ALWAYS:
+            return found or _ALWAYS[name]
         body = int(model.body_parentid[body])
-    return None
+    return "table" if material == "table_wood" else None  # the top with a hole in it has no name
 
 
 def _material(model: "mujoco.MjModel", geom: int) -> str:
@@ -116,14 +116,17 @@ def parts(model: "mujoco.MjModel", task: str) -> list[Part]:
         name = _call(model, geom, names) if model.geom_group[geom] <= 2 else None
         if name is None:
             continue
-        material = _material(model, geom)
-        plain = {"robot arm": "red", "table": "brown", "gripper": ""}.get(name, _PLAIN.get(task, ""))
-        found[name][geom] = (
-            (_TEXTURED.get(name) or _COLOURS.get(material, "")) if material and name not in ("robot arm", "table", "gripper") else plain
-        )
+        found[name][geom] = _colour(name, _material(model, geom), task)
     things = [Part(name, geoms) for name, geoms in found.items() if geoms]
     goals = [i for i in range(model.nsite) if model.site(i).name == "goal"]
     return [*things, Part("target", {i: _site_colour(model.site_rgba[i]) for i in goals}, site=True)] if goals else things
+
+
+def _colour(name: str, material: str, task: str) -> str:
+    """The colour word of a geom before any repainting; "" where people would not agree."""
+    if name in _ALWAYS.values():
+        return {"robot arm": "red", "table": "brown"}.get(name, "")
+    return _TEXTURED.get(name, _COLOURS.get(material, "")) if material else _PLAIN.get(task, "")
 
 
 def _site_colour(rgba: np.ndarray) -> str:

@@ -1,0 +1,136 @@
+"""Train mini: `python -m mmsdk.apps.train_mini`. Resumable, seeded, offline once the bundles are there; Ctrl-C loses at most a step.
+
+Draws the data and encodes it into shards, grounds the projector, fine-tunes by low-rank adapters, writes the adapter file and prints
+the accuracy on held-out data. Every stage leaves its result in the folder and is skipped when it is there.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mmsdk.apps.train_mini import finetune as tuning
+from mmsdk.apps.train_mini import ground as grounding
+from mmsdk.apps.train_mini import loop
+from mmsdk.apps.train_mini.features import Renders, Shard, build, draw
+from mmsdk.apps.train_mini.renders import render
+from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.models.types import Tokenizer
+from mmsdk.vision.encoders.dinov2 import Dinov2Encoder
+from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.weights import vit_from_onnx
+from mmsdk.weights import pull
+from mmsdk.weights.gguf import read_gguf
+
+__all__ = ["MIDDLE", "main"]
+
+MIDDLE = (5,)
+"""The encoder's further layer: half-way features tell colour and stroke, which the last layer has almost forgotten."""
+HELD_OUT_SEED = 1_000_003
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m mmsdk.apps.train_mini", description=(__doc__ or "").splitlines()[0])
+    recipe = tuning.Recipe()
+    parser.add_argument("--folder", type=Path, default=Path("build/train_mini"), help="where shards and checkpoints are kept")
+    parser.add_argument("--shards", type=int, default=2, help="shards of 3,000 drawn samples")
+    parser.add_argument("--renders", type=int, default=2400, help="pictures of the robot simulators (0: none; needs mmsdk[robots])")
+    parser.add_argument("--ground-steps", type=int, default=700, help="steps of stage 0")
+    parser.add_argument("--steps", type=int, default=recipe.steps, help="steps of stage 1")
+    parser.add_argument("--full-steps", type=int, default=recipe.full_steps, help="last steps of these, with every visual token")
+    parser.add_argument("--rows", type=int, default=recipe.rows, help="pictures or clips in a step")
+    parser.add_argument("--seed", type=int, default=recipe.seed)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--no-compile", action="store_true", help="run without torch.compile (half as fast, no C++ compiler needed)")
+    parser.add_argument("--evaluate", type=int, default=60, help="held-out samples of each kind to score at the end")
+    return parser.parse_args(argv)
+
+
+def _encoder(dtype: torch.dtype) -> Dinov2Encoder:
+    return Dinov2Encoder(vit_from_onnx(pull("mini")["encoder"]).to(dtype), Preprocess(), middle=MIDDLE, batch=16)
+
+
+def _shards(args: argparse.Namespace, dtype: torch.dtype) -> tuple[list[Shard], Shard, Shard | None]:
+    """(training shards, held-out drawn shard, held-out renders)."""
+    emoji, photos, encoder = pull("emoji")["images"], pull("photos")["images"], _encoder(dtype)
+    artist = Artist(emoji, photos)
+    train = [
+        build(args.folder / f"train{i}.safetensors", draw(artist, args.seed + i, 2500, 200, 300), 3000, encoder, label=f"shard {i}")
+        for i in range(args.shards)
+    ]
+    unseen = Artist(emoji, photos, held_out=True)
+    held = build(args.folder / "held.safetensors", draw(unseen, HELD_OUT_SEED, 400, 40, 120), 560, encoder, label="held out")
+    if not args.renders:
+        return train, held, None
+    sets = {}
+    for name, images, seed in (("robot", args.renders, 0), ("held_robot", args.renders // 6, 10_000)):
+        folder, clips = args.folder / f"renders_{name}", images * 7 // 30
+        render(folder, images=images, clips=clips, seed=seed)
+        renders = Renders(folder)
+        items = itertools.chain(renders.scenes(), renders.clips())
+        sets[name] = build(args.folder / f"{name}.safetensors", items, images + clips, encoder, label=name)
+    return [*train, sets["robot"]], held, sets["held_robot"]
+
+
+def _ground(args: argparse.Namespace, projector: Projector, shards: Sequence[Shard], decoder: Decoder, tokenizer: Tokenizer) -> None:
+    path = args.folder / "grounded.safetensors"
+    if path.exists():
+        projector.load_state_dict(load_file(path))
+        return
+    table = grounding.WordTable.of(shards, decoder.embedding.weight.detach(), tokenizer)
+    parts = [grounding.gather(shard, table) for shard in shards if any(s.scene and s.scene.suite == "scene" for s in shard.samples)]
+    patches = grounding.Patches(*(torch.cat([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(grounding.Patches)))
+    grounding.ground(projector, patches, table, steps=args.ground_steps, seed=args.seed)
+    print("nearest words right, by slot:", {k: round(v, 3) for k, v in grounding.probe(projector, parts[0], table).items()})
+    save_file(projector.state_dict(), path)
+
+
+def export(path: Path, projector: Projector, adapters: tuning.Adapters) -> None:
+    """Write the file that ships: 16-bit projector and updates, whole or not at all."""
+    tensors = {f"projector.{k}": v for k, v in projector.state_dict().items()} | adapters.tensors()
+    part = path.with_suffix(".part")
+    save_file({k: v.detach().half().contiguous() for k, v in tensors.items()}, part, metadata={"middle": ",".join(map(str, MIDDLE))})
+    os.replace(part, path)
+
+
+def _report(
+    decoder: Decoder, projector: Projector, adapters: tuning.Adapters, held: Sequence[Shard], tokenizer: Tokenizer, most: int
+) -> None:
+    for shard in held:
+        for family in sorted({loop.family(s) for s in shard.samples}):
+            rows = [i for i, s in enumerate(shard.samples) if loop.family(s) == family][:most]
+            for name, blind in (("seeing", False), ("blind", True)):
+                found = loop.evaluate(decoder, projector, adapters, shard, rows, tokenizer, blind=blind)
+                print(json.dumps({"family": family, "mode": name, **{k: [n, round(v, 3)] for k, (n, v) in found.items()}}))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run all stages that are not done yet."""
+    args = _arguments(argv)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(args.seed)
+    dtype = getattr(torch, args.dtype)
+    config, state, tokenizer = read_gguf(pull("mini")["language"], torch.float32)
+    decoder = Decoder.of(config, {k: v.to(dtype) for k, v in state.items()}).requires_grad_(False)
+    shards, held, held_robot = _shards(args, dtype)
+    projector = Projector(ProjectorConfig(vision=shards[0].features.shape[2]))
+    _ground(args, projector, shards, decoder, tokenizer)
+    recipe = tuning.Recipe(steps=args.steps, full_steps=args.full_steps, rows=args.rows, seed=args.seed)
+    adapters = tuning.Adapters(decoder, recipe.rank, recipe.scale, recipe.seed)
+    layer: Callable[..., Tensor] = tuning.layer_forward if args.no_compile else torch.compile(tuning.layer_forward, dynamic=False)
+    loop.finetune(decoder, projector, adapters, shards, tokenizer, recipe, args.folder, layer)
+    export(args.folder / "mini_adapter.safetensors", projector, adapters)
+    _report(decoder, projector, adapters, [held, *([held_robot] if held_robot else [])], tokenizer, args.evaluate)
+
+
+if __name__ == "__main__":
+    main()

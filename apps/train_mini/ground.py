@@ -1,0 +1,144 @@
+"""Stage 0: ground the projector, patch by patch, in the language model's own words, with no language model in the loop.
+
+The scenes are generated, so what each patch shows is known. The projector learns to send a patch to the sum of the input embeddings of
+the words for it (name, colour, place, moment), by squared error and by cross-entropies over nearest words. It takes about a minute, and
+the language model then starts from visual tokens that it almost reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from mmsdk.apps.train_mini import vocabulary as words
+from mmsdk.apps.train_mini.features import Shard, cells_of, place_of_cell
+from mmsdk.models.mini.projector import Projector, place_features
+from mmsdk.models.types import Tokenizer
+
+__all__ = ["Patches", "WordTable", "ground", "gather", "probe"]
+
+_SLOTS = ("name", "colour", "place", "moment")
+_MOMENTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "last")
+
+
+@dataclass(frozen=True, slots=True)
+class WordTable:
+    """The words of each slot and their embeddings: the mean over the tokens of " word"."""
+
+    vocabulary: dict[str, dict[str, int]]
+    vectors: dict[str, Float[Tensor, "w e"]]
+
+    @staticmethod
+    def of(shards: Sequence[Shard], embedding: Float[Tensor, "v e"], tokenizer: Tokenizer) -> "WordTable":
+        """A table of all names that occur in the shards, plus the fixed colours, places and moments."""
+        names = {t.name for s in shards for i in s.samples for t in _things(i)} | {"background"}
+        lists = {"name": sorted(names), "colour": sorted(words.COLOURS), "place": list(words.PLACES), "moment": list(_MOMENTS)}
+        vocabulary = {slot: {w: i for i, w in enumerate(ws)} for slot, ws in lists.items()}
+        vectors = {
+            slot: torch.stack([embedding[tokenizer.encode(" " + w)].float().mean(0) for w in ws]) for slot, ws in lists.items()
+        }
+        return WordTable(vocabulary, vectors)
+
+
+def _things(sample):  # type: ignore[no-untyped-def]
+    return sample.scene.things if sample.scene is not None else [a.thing for a in sample.clip.actors]
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """Labelled patches: features [n d], places [n p], and the word of each slot [n 4] (-1 where a slot does not apply)."""
+
+    features: Tensor
+    places: Tensor
+    labels: Tensor
+    sample: Tensor
+
+
+def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int = 0) -> Patches:
+    """All patches on things, and up to `backgrounds` others of each sample."""
+    rng = np.random.default_rng(seed)
+    features, places, labels, owners = [], [], [], []
+    for i, sample in enumerate(shard.samples):
+        photo = sample.scene is not None and (sample.scene.photo is not None or sample.scene.suite == "robot")
+        robot = sample.clip is not None and sample.clip.story == "robot"
+        if photo or robot:
+            continue
+        grid = [int(v) for v in shard.grids[i]]
+        on = {index: thing for index, thing in cells_of(sample, grid)}
+        off = np.setdiff1d(np.arange(int(shard.counts[i])), np.fromiter(on, int, len(on)))
+        chosen = sorted([*on, *rng.permutation(off)[:backgrounds].tolist()])
+        if len(on) > 64:
+            chosen = sorted(rng.permutation(chosen)[:64].tolist())
+        tokens = shard.tokens(i, torch.tensor(chosen))
+        features.append(tokens.features.half())
+        places.append(place_features(tokens))
+        owners += [i] * len(chosen)
+        for index in chosen:
+            t, place = place_of_cell(index, grid)
+            thing = on.get(index)
+            name = table.vocabulary["name"][thing.name if thing else "background"]
+            colour = table.vocabulary["colour"].get(thing.colour, -1) if thing and thing.kind in ("object", "shape") else -1
+            moment = -1 if grid[0] == 1 else min(t, len(_MOMENTS) - 1)
+            labels.append((name, colour, table.vocabulary["place"][place], moment))
+    return Patches(torch.cat(features), torch.cat(places), torch.tensor(labels), torch.tensor(owners))
+
+
+def _targets(labels: Tensor, table: WordTable) -> Tensor:
+    total = torch.zeros(len(labels), next(iter(table.vectors.values())).shape[1])
+    for column, slot in enumerate(_SLOTS):
+        index = labels[:, column]
+        total += table.vectors[slot][index.clamp(min=0)] * (index >= 0).unsqueeze(1)
+    return total
+
+
+def _logits(z: Tensor, table: WordTable, slot: str, mean: Tensor) -> Tensor:
+    vectors = table.vectors[slot]
+    return 4 * (z - mean) @ F.normalize(vectors - vectors.mean(0), dim=1).T
+
+
+def ground(projector: Projector, patches: Patches, table: WordTable, *, steps: int = 1200, batch: int = 2048, seed: int = 0) -> float:
+    """Train the projector in place (fp32, AdamW, one cycle); returns the last running loss."""
+    generator = torch.Generator().manual_seed(seed)
+    sample_targets = _targets(patches.labels[:: max(1, len(patches.labels) // 20000)], table)
+    mean, scale = sample_targets.mean(0), sample_targets.std()
+    optimiser = torch.optim.AdamW(projector.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps, pct_start=0.1)
+    running = 0.0
+    with tqdm(range(steps), desc="grounding", unit="step", mininterval=2) as bar:
+        for step in bar:
+            pick = torch.randint(len(patches.labels), (batch,), generator=generator)
+            labels = patches.labels[pick]
+            with torch.autocast("cpu", torch.bfloat16):
+                out = projector(patches.features[pick].float(), patches.places[pick])
+            z = (out.float() - mean) / scale
+            loss = F.mse_loss(z, (_targets(labels, table) - mean) / scale)
+            for column, slot in enumerate(_SLOTS):
+                logits = _logits(out.float() / scale, table, slot, mean / scale)
+                if bool((labels[:, column] >= 0).any()):
+                    loss = loss + 0.5 * F.cross_entropy(logits, labels[:, column], ignore_index=-1)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            running = float(loss) if step == 0 else 0.98 * running + 0.02 * float(loss)
+            bar.set_postfix(loss=f"{running:.3f}", refresh=False)
+    return running
+
+
+@torch.no_grad()
+def probe(projector: Projector, patches: Patches, table: WordTable) -> dict[str, float]:
+    """Share of patches whose nearest word is the right one, per slot."""
+    out = torch.cat([projector(f.float(), p) for f, p in zip(patches.features.split(8192), patches.places.split(8192), strict=True)])
+    mean = _targets(patches.labels, table).mean(0)
+    found = {}
+    for column, slot in enumerate(_SLOTS):
+        labels = patches.labels[:, column]
+        real = labels >= 0
+        if bool(real.any()):
+            found[slot] = float((_logits(out, table, slot, mean).argmax(1) == labels)[real].float().mean())
+    return found

@@ -1,0 +1,198 @@
+"""The training loop of stage 1: seeded batches, checkpoints that a later run resumes from exactly, and teacher-forced accuracy."""
+
+import json
+import math
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from mmsdk.apps.train_mini.features import Sample, Shard
+from mmsdk.apps.train_mini.finetune import Adapters, Batch, Recipe, forward, layer_forward, loss_of, pack
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.models.mini.projector import Projector
+from mmsdk.models.types import Tokenizer
+
+__all__ = ["evaluate", "finetune"]
+
+_MIX = {"scene": 0.7, "photo": 0.03, "robot": 0.07, "clip": 0.16, "robot clip": 0.04}
+_IMAGE_TOKENS, _IMAGE_SHARES = (48, 64, 96, 128), (0.25, 0.45, 0.2, 0.1)
+_CLIP_TOKENS, _CLIP_SHARES = (96, 128, 192), (0.3, 0.4, 0.3)
+
+
+def family(sample: Sample) -> str:
+    """Which part of the mixture a sample belongs to."""
+    if sample.clip is not None:
+        return "robot clip" if sample.clip.story == "robot" else "clip"
+    assert sample.scene is not None
+    return sample.scene.suite
+
+
+class Mixture:
+    """Draws rows by the shares of `_MIX` (of the families that are there); each shard is loaded only while it is drawn from."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = shards
+        self.rows: dict[str, list[tuple[int, int]]] = {}
+        for s, shard in enumerate(shards):
+            for i, sample in enumerate(shard.samples):
+                if sample.clip is None or sample.clip.story == "robot" or sample.questions(np.random.default_rng(0)):
+                    self.rows.setdefault(family(sample), []).append((s, i))
+
+    def draw(self, rng: np.random.Generator, rows: int) -> tuple[Shard, list[int]]:
+        """A shard and `rows` of its samples; families it lacks are drawn from those it has."""
+        s = int(rng.choice(len(self.shards), p=self._shares()))
+        mine = {f: [i for t, i in found if t == s] for f, found in self.rows.items()}
+        names = [f for f, found in mine.items() if found]
+        weight = np.array([_MIX[f] for f in names])
+        picks = rng.choice(len(names), rows, p=weight / weight.sum())
+        return self.shards[s], [mine[names[p]][int(rng.integers(len(mine[names[p]])))] for p in picks]
+
+    def _shares(self) -> np.ndarray:
+        share = np.zeros(len(self.shards))
+        for name, found in self.rows.items():
+            owners = Counter(s for s, _ in found)
+            for s, n in owners.items():
+                share[s] += _MIX[name] * n / len(found)
+        return share / share.sum()
+
+
+def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> Batch:
+    """The batch of a step: a pure function of the recipe's seed and the step."""
+    rng = np.random.default_rng((recipe.seed, 7, step))
+    shard, rows = mixture.draw(rng, recipe.rows)
+    full = step >= recipe.steps - recipe.full_steps
+    budgets = []
+    for i in rows:
+        if shard.samples[i].clip is not None:
+            budgets.append(256 if full else int(rng.choice(_CLIP_TOKENS, p=_CLIP_SHARES)))
+        else:
+            budgets.append(256 if full else int(rng.choice(_IMAGE_TOKENS, p=_IMAGE_SHARES)))
+    return pack(shard, rows, recipe.full_length if full else recipe.length, budgets, tokenizer, rng, cache, recipe.blind)
+
+
+def _rate(recipe: Recipe, step: int) -> float:
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return 0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def save(folder: Path, step: int, projector: Projector, adapters: Adapters, optimiser: torch.optim.Optimizer) -> None:
+    """Everything a resumed run needs, written whole or not at all."""
+    tensors = {f"projector.{k}": v for k, v in projector.state_dict().items()}
+    tensors |= {f"adapters.{k}": v for k, v in adapters.state_dict().items()}
+    for group in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{group[0]}.{k}": v for k, v in group[1].items()}
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "checkpoint.part", metadata={"step": str(step)})
+    os.replace(folder / "checkpoint.part", folder / "checkpoint.safetensors")
+
+
+def resume(folder: Path, projector: Projector, adapters: Adapters, optimiser: torch.optim.Optimizer) -> int:
+    """Load the checkpoint, if there is one; returns the step to go on with."""
+    path = folder / "checkpoint.safetensors"
+    if not path.exists():
+        return 0
+    tensors = load_file(path)
+    projector.load_state_dict({k.removeprefix("projector."): v for k, v in tensors.items() if k.startswith("projector.")})
+    adapters.load_state_dict({k.removeprefix("adapters."): v for k, v in tensors.items() if k.startswith("adapters.")})
+    state = optimiser.state_dict()
+    state["state"] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimiser."):
+            _, index, name = key.split(".")
+            state["state"].setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict(state)
+    return int(tensors["optimiser.0.step"])
+
+
+def finetune(
+    decoder: Decoder, projector: Projector, adapters: Adapters, shards: Sequence[Shard], tokenizer: Tokenizer, recipe: Recipe, folder: Path,
+    layer: Callable[..., Tensor] = layer_forward, stop_after: int | None = None,
+) -> None:  # fmt: skip
+    """Train in place from the last checkpoint in `folder` to the end (or `stop_after` steps); Ctrl-C saves before it leaves."""
+    optimiser = torch.optim.AdamW(
+        [{"params": adapters.parameters(), "lr": recipe.lr}, {"params": projector.parameters(), "lr": recipe.projector_lr}],
+        betas=(0.9, 0.98), weight_decay=0.01,
+    )  # fmt: skip
+    peaks = [group["lr"] for group in optimiser.param_groups]
+    first = resume(folder, projector, adapters, optimiser)
+    mixture, cache, running = Mixture(shards), {}, {"loss": 0.0, "right": 0.0}
+    dtype = decoder.embedding.weight.dtype
+    stopping = _Stop()
+    with tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, desc="fine-tuning", unit="step", mininterval=10) as bar:
+        for step in bar:
+            batch = batch_of(mixture, recipe, step, tokenizer, cache)
+            for group, peak in zip(optimiser.param_groups, peaks, strict=True):
+                group["lr"] = peak * _rate(recipe, step)
+            hidden = forward(decoder, projector, adapters.cast(dtype), batch, layer)
+            loss, right = loss_of(decoder, hidden, batch)
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_([*adapters.parameters(), *projector.parameters()], 1.0)
+            optimiser.step()
+            keep = 0.0 if step == first else 0.97
+            running["loss"] = keep * running["loss"] + (1 - keep) * float(loss)
+            running["right"] = keep * running["right"] + (1 - keep) * float(right.float().mean())
+            bar.set_postfix(loss=f"{running['loss']:.3f}", right=f"{running['right']:.3f}", refresh=False)
+            last = step + 1 == recipe.steps or stopping.asked or (stop_after is not None and step + 1 - first >= stop_after)
+            if last or (step + 1) % 100 == 0:
+                save(folder, step + 1, projector, adapters, optimiser)
+                with (folder / "log.jsonl").open("a") as log:
+                    log.write(json.dumps({"step": step + 1, **{k: round(v, 4) for k, v in running.items()}}) + "\n")
+            if last:
+                break
+    stopping.restore()
+
+
+class _Stop:
+    """Turns the first Ctrl-C into a wish to stop after this step."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before = signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._before)
+
+    def restore(self) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+
+@torch.no_grad()
+def evaluate(
+    decoder: Decoder, projector: Projector, adapters: Adapters, shard: Shard, rows: Sequence[int], tokenizer: Tokenizer, *,
+    tokens: int = 256, length: int = 416, blind: bool = False, shuffled: bool = False, seed: int = 0,
+) -> dict[str, tuple[int, float]]:  # fmt: skip
+    """Per type (n, share of answers whose every token is the argmax under teacher forcing: what greedy decoding would answer exactly)."""
+    hits: dict[str, list[bool]] = {}
+    cast = adapters.cast(decoder.embedding.weight.dtype)
+    cache: dict[str, list[int]] = {}
+    for start in range(0, len(rows), 4):
+        group = list(rows[start : start + 4])
+        rng = np.random.default_rng((seed, start))
+        batch = pack(shard, group, length, [tokens] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0)
+        if shuffled:
+            batch = _shuffled(batch)
+        _, right = loss_of(decoder, forward(decoder, projector, cast, batch), batch)
+        wrong = torch.zeros(len(batch.kinds)).index_add(0, batch.owner, (~right).float())
+        for kind, misses in zip(batch.kinds, wrong.tolist(), strict=True):
+            hits.setdefault(kind, []).append(misses == 0)
+    return {kind: (len(found), sum(found) / len(found)) for kind, found in sorted(hits.items())}
+
+
+def _shuffled(batch: Batch) -> Batch:
+    """The same questions with the visual tokens of the neighbouring row (rows of equal token counts only)."""
+    import dataclasses
+
+    rows = batch.ids.shape[0]
+    parts = batch.features.view(rows, -1, batch.features.shape[1])
+    return dataclasses.replace(batch, features=parts.roll(1, 0).flatten(0, 1))
