@@ -1,0 +1,88 @@
+"""What may be read from inside a vision transformer while it runs: hidden states, keys, attention rows, norms.
+
+Compressors score tokens by what the encoder attended to. A fused attention returns no weights, so the few rows that are asked for are
+computed beside it, from the same queries and keys: one row for the class token, or the mean over all queries in slices. No matrix of
+tokens by tokens is ever kept, and the model itself goes on running fused.
+
+Letters: b rows of the batch, h heads, n tokens (the class token, where there is one, is token 0), e width of a head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["TapValues", "Taps", "attention_mean", "attention_row"]
+
+# Entries of a slice of the attention matrix that may exist at one time: 8 MiB in float32.
+_SLICE = 2**21
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Which layers to read, counted from 0; -1 is the last. Empty means nothing is read.
+
+    `hidden`: the residual stream after that layer. `norms`: its Euclidean norm per token. `keys`: the keys of that layer.
+    `first_rows`: the attention of token 0 (the class token) to all. `mean_rows`: the attention each token receives, mean over queries.
+    """
+
+    hidden: tuple[int, ...] = ()
+    norms: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
+    first_rows: tuple[int, ...] = ()
+    mean_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TapValues:
+    """What was read, by the layer as it was asked for. Rows and norms are float32; a row sums to 1 over all n tokens."""
+
+    hidden: Mapping[int, Float[Tensor, "b n d"]]
+    norms: Mapping[int, Float[Tensor, "b n"]]
+    keys: Mapping[int, Float[Tensor, "b h n e"]]
+    first_rows: Mapping[int, Float[Tensor, "b h n"]]
+    mean_rows: Mapping[int, Float[Tensor, "b h n"]]
+
+
+class Recorder:
+    """Fills `TapValues` layer by layer while a model of `layers` layers runs."""
+
+    def __init__(self, taps: Taps, layers: int) -> None:
+        self._taps = taps
+        self._layers = layers
+        self.values = TapValues({}, {}, {}, {}, {})
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, hidden: Tensor) -> None:
+        """Read what is asked of this layer from its queries and keys [b h n e] and the stream after it [b n d]."""
+        taps, values = self._taps, self.values
+        read = (
+            (taps.hidden, values.hidden, lambda: hidden),
+            (taps.norms, values.norms, lambda: torch.linalg.vector_norm(hidden, dim=-1, dtype=torch.float32)),
+            # The keys are a view into the fused projection, which would live as long as they do.
+            (taps.keys, values.keys, lambda: key.contiguous()),
+            (taps.first_rows, values.first_rows, lambda: attention_row(query[:, :, 0], key)),
+            (taps.mean_rows, values.mean_rows, lambda: attention_mean(query, key)),
+        )
+        for wanted, found, compute in read:
+            for asked in wanted:
+                if asked % self._layers == layer:
+                    assert isinstance(found, dict)
+                    found[asked] = compute()
+
+
+def attention_row(query: Float[Tensor, "b h e"], key: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n"]:
+    """The attention weights of one query over all keys, in float32: softmax(q k / sqrt(e))."""
+    scores = torch.einsum("bhe,bhne->bhn", query.float() * query.shape[-1] ** -0.5, key.float())
+    return scores.softmax(dim=-1)
+
+
+def attention_mean(query: Float[Tensor, "b h s e"], key: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n"]:
+    """The mean over all queries of their attention weights, in float32, in slices of queries that fit a few MiB."""
+    b, h, s, e = query.shape
+    key_t = key.float().transpose(2, 3)
+    total = query.new_zeros(b, h, key.shape[2], dtype=torch.float32)
+    for part in query.split(max(1, _SLICE // (b * h * key.shape[2])), dim=2):
+        total += torch.matmul(part.float() * e**-0.5, key_t).softmax(dim=-1).sum(dim=2)
+    return total / s

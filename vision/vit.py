@@ -1,0 +1,194 @@
+"""One vision transformer for the families that share its shape: DINOv2, CLIP and SigLIP differ by configuration alone.
+
+DINOv2 (arXiv 2304.07193) has a class token and layer scale, its giant size SwiGLU; CLIP (arXiv 2103.00020) a class token, a norm
+before the first layer and quick GELU; SigLIP (arXiv 2303.15343) no class token and tanh GELU. Attention is fused (SDPA) in every case;
+what compressors need from inside is read through `Taps`.
+
+Letters: b rows of the batch, n patch tokens, p class tokens (1 or 0), d width, h heads, e width of a head.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmsdk.errors import InputError, ModelError
+from mmsdk.vision.taps import Recorder, Taps, TapValues
+
+__all__ = ["ViT", "ViTConfig", "ViTOutput"]
+
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+
+
+@dataclass(frozen=True, slots=True)
+class ViTConfig:
+    """The shape of a vision transformer; the defaults are DINOv2-small.
+
+    `grid` is the side of the square grid of learned positions, in patches; other grids are interpolated. `hidden` is the width inside
+    the MLP (of each of the two halves for "swiglu").
+    """
+
+    width: int = 384
+    layers: int = 12
+    heads: int = 6
+    hidden: int = 1536
+    patch: int = 14
+    grid: int = 37
+    class_token: bool = True
+    layer_scale: bool = True
+    norm_first: bool = False
+    patch_bias: bool = True
+    activation: Activation = "gelu"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        sizes = (self.width, self.layers, self.heads, self.hidden, self.patch, self.grid)
+        if min(sizes) < 1 or self.width % self.heads:
+            raise ModelError(f"a vision transformer needs sizes of at least 1 and a width that its heads divide, not {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class ViTOutput:
+    """Patch tokens after the final norm in rows of the grid, the class token after the final norm (p = 1, or 0), and what was tapped."""
+
+    tokens: Float[Tensor, "b n d"]
+    cls: Float[Tensor, "b p d"]
+    taps: TapValues
+
+
+class ViT(nn.Module):
+    """Pixels to patch tokens. Runs in the dtype and on the device of its parameters."""
+
+    def __init__(self, config: ViTConfig = ViTConfig()) -> None:
+        super().__init__()
+        self.config = config
+        first = int(config.class_token)
+        self.patch = nn.Conv2d(3, config.width, config.patch, config.patch, bias=config.patch_bias)
+        self.cls = nn.Parameter(torch.zeros(first, config.width))
+        self.position = nn.Parameter(torch.randn(first + config.grid**2, config.width) * 0.02)
+        self.norm_first = nn.LayerNorm(config.width, config.eps) if config.norm_first else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, config.eps)
+
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], taps: Taps = Taps()) -> ViTOutput:
+        """Encode normalised pixels whose sides are multiples of the patch.
+
+        Raises InputError for other sides, ModelError for a tap on a layer that does not exist.
+        """
+        recorder = Recorder(taps, self.config.layers)
+        x = self.norm_first(self.embed(pixels))
+        for i, block in enumerate(self.blocks):
+            x, query, key = block(x)
+            recorder(i, query, key, x)
+        x = self.norm(x)
+        first = self.cls.shape[0]
+        return ViTOutput(x[:, first:], x[:, :first], recorder.values)
+
+    def embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b p+n d"]:
+        """Patches as vectors, the class token before them, positions added."""
+        b, _, height, width = pixels.shape
+        size = self.config.patch
+        gh, gw = height // size, width // size
+        if not gh or not gw or height % size or width % size:
+            raise InputError(f"pixels of {height}x{width} do not divide into patches of {size}; resize them by Preprocess", item="pixels")
+        # A convolution whose stride is its kernel is one matrix product, and that is three times as fast on a CPU.
+        patches = pixels.to(self.position.dtype).view(b, 3, gh, size, gw, size).permute(0, 2, 4, 1, 3, 5).reshape(b, gh * gw, -1)
+        x = F.linear(patches, self.patch.weight.flatten(1), self.patch.bias)
+        return torch.cat((self.cls.expand(b, -1, -1), x), dim=1) + self.positions(gh, gw)
+
+    def positions(self, gh: int, gw: int) -> Float[Tensor, "p+n d"]:
+        """Learned positions for a grid of gh x gw patches: as they are on the learned grid, else bicubic (in float32, no antialias)."""
+        side, first = self.config.grid, self.cls.shape[0]
+        if gh == gw == side:
+            return self.position
+        plane = self.position[first:].view(1, side, side, -1).permute(0, 3, 1, 2).float()
+        plane = F.interpolate(plane, size=(gh, gw), mode="bicubic", align_corners=False).to(self.position.dtype)
+        return torch.cat((self.position[:first], plane.flatten(2)[0].T))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on a normalised copy and added back."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width = config.width
+        add = ScaledAdd if config.layer_scale else Add
+        self.heads = config.heads
+        self.norm1 = nn.LayerNorm(width, config.eps)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.o = nn.Linear(width, width)
+        self.add1 = add(width)
+        self.norm2 = nn.LayerNorm(width, config.eps)
+        self.mlp = MLP(config)
+        self.add2 = add(width)
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The stream after this layer [b n d], and the layer's queries and keys [b h n e]."""
+        b, n, d = x.shape
+        query, key, value = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(b, n, d)
+        x = self.add1(x, self.o(mixed))
+        return self.add2(x, self.mlp(self.norm2(x))), query, key
+
+
+class MLP(nn.Module):
+    """Two linear maps around an activation; for SwiGLU the first gives gate and value side by side."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, config.hidden * (2 if config.activation == "swiglu" else 1))
+        self.down = nn.Linear(config.hidden, config.width)
+        self.activation = _ACTIVATIONS[config.activation]
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """The MLP's update."""
+        update: Tensor = self.down(self.activation(self.up(x)))
+        return update
+
+
+class Add(nn.Module):
+    """A residual connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        """x + update."""
+        return x + update
+
+
+class ScaledAdd(nn.Module):
+    """A residual connection with a learned scale per channel (layer scale, arXiv 2103.17239)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        """x + scale * update, in one pass."""
+        return torch.addcmul(x, update, self.scale)
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _swiglu(x: Tensor) -> Tensor:
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "swiglu": _swiglu,
+}
