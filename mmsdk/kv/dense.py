@@ -54,7 +54,12 @@ class DenseCache:
         return sum(block.nbytes for block in (*self._keys, *self._values))
 
     def advance(self, positions: Int[Tensor, "b s"]) -> None:
-        """Make room for s new tokens in every layer, growing where they do not fit. A position of -1 marks padding."""
+        """Make room for s new tokens in every layer, growing where they do not fit. A position of -1 marks padding.
+
+        Raises InputError where the batch has another number of rows.
+        """
+        if positions.shape[0] != self._position.shape[0]:
+            raise InputError(f"there are {positions.shape[0]}, the cache has {self._position.shape[0]}", item="rows")
         ordered = ascending(positions, self._position)
         changed: dict[int, Slots] = {}
         for layer, slots in enumerate(self._slots):

@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mmsdk.errors import InputError
-
 __all__ = ["Slots", "ascending", "next_position"]
 
 
@@ -54,8 +52,6 @@ class Slots:
 
     def fill(self, positions: Int[Tensor, "b s"], ordered: bool) -> None:
         """Fill the next s slots; there must be so many."""
-        if positions.shape[0] != self._positions.shape[0]:
-            raise InputError(f"there are {positions.shape[0]}, the cache has {self._positions.shape[0]}", item="rows")
         start, self.count = self.count, self.count + positions.shape[1]
         self._positions[:, start : self.count] = positions
         torch.ge(positions, 0, out=self._valid[:, start : self.count])

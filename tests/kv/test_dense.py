@@ -1,0 +1,195 @@
+"""The dense cache against lists of entries, and what it promises about memory, forks and rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmsdk.errors import InputError
+from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.none import NoCache
+from mmsdk.kv.types import KVCache
+
+LAYERS, HEADS, WIDTH = 3, 2, 4
+
+
+def empty(rows: int, capacity: int = 4) -> DenseCache:
+    return DenseCache.allocate(LAYERS, rows, HEADS, WIDTH, capacity, torch.float32, "cpu")
+
+
+def store(cache: KVCache, positions: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Append random keys and values to every layer; returns them."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = positions.shape[0], HEADS, positions.shape[1], WIDTH
+    pairs = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(LAYERS)]
+    cache.advance(positions)
+    for layer, (keys, values) in enumerate(pairs):
+        cache.append(layer, keys, values)
+    return pairs
+
+
+@dataclass
+class Listed:
+    """The same cache as lists: for every layer and row the (position, key, value) of its entries, padding included."""
+
+    cache: DenseCache
+    entries: list[list[list[tuple[int, Tensor, Tensor]]]] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def of(rows: int) -> "Listed":
+        return Listed(empty(rows), [[[] for _ in range(rows)] for _ in range(LAYERS)], [0] * rows)
+
+    def append(self, padding: list[list[bool]], seed: int) -> None:
+        positions = torch.full((len(padding), len(padding[0])), -1)
+        for row, flags in enumerate(padding):
+            for column, padded in enumerate(flags):
+                if not padded:
+                    positions[row, column] = self.seen[row]
+                    self.seen[row] += 1
+        for layer, (keys, values) in enumerate(store(self.cache, positions, seed)):
+            for row in range(len(padding)):
+                new = zip(positions[row].tolist(), keys[row].unbind(1), values[row].unbind(1), strict=True)
+                self.entries[layer][row] += list(new)
+
+    def keep(self, layer: int, index: Tensor) -> None:
+        self.cache.keep(layer, index)
+        for row, chosen in enumerate(index.tolist()):
+            self.entries[layer][row] = [self.entries[layer][row][i] for i in chosen]
+
+    def fork(self) -> "Listed":
+        return Listed(self.cache.fork(), [[list(row) for row in layer] for layer in self.entries], list(self.seen))
+
+    def select(self, rows: list[int]) -> "Listed":
+        chosen = self.cache.select(torch.tensor(rows))
+        return Listed(chosen, [[list(layer[row]) for row in rows] for layer in self.entries], [self.seen[row] for row in rows])
+
+    def check(self) -> None:
+        assert self.cache.position.tolist() == self.seen
+        for layer, rows in enumerate(self.entries):
+            view = self.cache.view(layer)
+            assert view.positions.tolist() == [[position for position, _, _ in row] for row in rows]
+            assert torch.equal(view.valid, view.positions >= 0)
+            assert view.lengths.tolist() == [sum(position >= 0 for position, _, _ in row) for row in rows]
+            assert not view.ordered or bool(view.valid.all() and (view.positions.diff() > 0).all())
+            for row, items in enumerate(rows):
+                assert all(torch.equal(view.keys[row, :, i], key) for i, (_, key, _) in enumerate(items))
+                assert all(torch.equal(view.values[row, :, i], value) for i, (_, _, value) in enumerate(items))
+
+
+def act(draw: Callable[[st.SearchStrategy[int]], int], caches: list[Listed], seed: int) -> None:
+    """One random operation on one of the caches."""
+    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    listed = caches[number(0, len(caches) - 1)]
+    rows, kind = len(listed.seen), number(0, 4)
+    if kind <= 1:
+        steps = number(1, 5)
+        listed.append([[number(0, 3) == 0 for _ in range(steps)] for _ in range(rows)], seed)
+    elif kind == 2 and len(listed.entries[0][0]):
+        layer = number(0, LAYERS - 1)
+        held = len(listed.entries[layer][0])
+        kept = number(1, held) if held else 0
+        index = [sorted(torch.randperm(held, generator=torch.Generator().manual_seed(seed + row))[:kept].tolist()) for row in range(rows)]
+        listed.keep(layer, torch.tensor(index, dtype=torch.long).view(rows, kept))
+    elif kind == 3 and len(caches) < 4:
+        caches.append(listed.fork())
+    elif kind == 4 and len(caches) < 4:
+        caches.append(listed.select([number(0, rows - 1) for _ in range(number(1, 3))]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_sequence_of_operations_holds_what_lists_hold(data: st.DataObject) -> None:
+    caches = [Listed.of(data.draw(st.integers(1, 3)))]
+    for step in range(data.draw(st.integers(1, 12))):
+        act(data.draw, caches, 1000 * step)
+        for listed in caches:
+            listed.check()
+
+
+@pytest.mark.parametrize("cache", [empty(1), NoCache()])
+def test_both_are_caches(cache: KVCache) -> None:
+    assert isinstance(cache, KVCache)
+
+
+def test_a_token_is_written_in_place_and_memory_doubles_only_when_full() -> None:
+    cache = empty(2, capacity=8)
+    places, sizes = [], []
+    for step in range(17):
+        store(cache, torch.full((2, 1), step), step)
+        places.append(cache.view(0).keys.data_ptr())
+        sizes.append(cache.nbytes)
+    assert len(set(places[:8])) == len(set(places[8:16])) == 1
+    assert sizes == [sizes[0]] * 8 + [2 * sizes[0]] * 8 + [4 * sizes[0]]
+
+
+def test_a_view_is_no_copy() -> None:
+    cache = empty(1)
+    store(cache, torch.arange(3)[None], 0)
+    assert (
+        cache.view(1).keys.data_ptr()
+        == cache.view(1).keys.data_ptr()
+        == cache.append(1, *(2 * [torch.ones(1, HEADS, 3, WIDTH)])).keys.data_ptr()
+    )
+
+
+def test_ka_21_rows_selected_and_repeated_are_their_own() -> None:
+    cache = empty(3)
+    store(cache, torch.arange(3).expand(3, -1), 0)
+    before = cache.view(0).keys.clone()
+    copies = cache.select(torch.tensor([2, 2, 2]))
+    assert all(torch.equal(copies.view(0).keys[row], before[2]) for row in range(3))
+    ((new, _), *_) = store(copies, torch.full((3, 1), 3), 1)
+    copies.view(0).keys[0].zero_()
+    assert torch.equal(cache.view(0).keys, before)
+    assert torch.equal(copies.view(0).keys[1, :, :3], before[2]) and torch.equal(copies.view(0).keys[1, :, 3], new[1, :, 0])
+
+
+def test_ka_22_two_continuations_of_one_prefix_do_not_meet() -> None:
+    cache = empty(1)
+    store(cache, torch.arange(2)[None], 0)
+    prefix = cache.view(2).values.clone()
+    first, second = cache.fork(), cache.fork()
+    shared = first.view(2).values.data_ptr() == cache.view(2).values.data_ptr()
+    added = [store(one, torch.tensor([[2]]), seed)[2][1] for seed, one in enumerate((first, second, cache), start=5)]
+    assert shared
+    for one, new in zip((first, second, cache), added, strict=True):
+        assert torch.equal(one.view(2).values, torch.cat((prefix, new), dim=2))
+
+
+def test_keeping_in_the_parent_leaves_a_fork_as_it_was() -> None:
+    cache = empty(1)
+    store(cache, torch.arange(4)[None], 0)
+    child, before = cache.fork(), cache.view(0).keys.clone()
+    cache.keep(0, torch.tensor([[3]]))
+    assert torch.equal(child.view(0).keys, before) and torch.equal(cache.view(0).keys, before[:, :, 3:])
+
+
+def test_keep_makes_room_again() -> None:
+    cache = empty(1, capacity=4)
+    store(cache, torch.arange(4)[None], 0)
+    size = cache.nbytes
+    for layer in range(LAYERS):
+        cache.keep(layer, torch.tensor([[0, 3]]))
+    store(cache, torch.tensor([[4, 5]]), 1)
+    assert cache.nbytes == size and cache.view(1).positions.tolist() == [[0, 3, 4, 5]] and cache.position.tolist() == [6]
+
+
+def test_wrong_sizes_are_named() -> None:
+    with pytest.raises(InputError, match="capacity"):
+        empty(1, capacity=0)
+    with pytest.raises(InputError, match="rows"):
+        empty(2).advance(torch.zeros(3, 1, dtype=torch.long))
+
+
+def test_no_cache_hands_back_what_it_is_given_with_its_gradient() -> None:
+    cache, keys = NoCache(), torch.randn(1, HEADS, 3, WIDTH, requires_grad=True)
+    cache.advance(torch.tensor([[-1, 0, 1]]))
+    view = cache.append(0, keys, keys)
+    assert view.keys is keys and view.lengths.tolist() == [2] and cache.position.tolist() == [2]
+    with pytest.raises(InputError, match="DenseCache"):
+        cache.view(0)
