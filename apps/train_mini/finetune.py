@@ -222,7 +222,7 @@ def pack(
 
 
 def _mask(segment: Tensor, blind: Tensor) -> Tensor:
-    """0 where a token may look, -inf elsewhere: back only, at the prefix and at its own pair; blind rows see of the prefix its start alone."""
+    """0 where a token may look, -inf elsewhere: back only, at the prefix and its own pair; blind rows see the prefix's start alone."""
     same = segment[:, :, None] == segment[:, None, :]
     prefix = (segment == 0)[:, None, :] & ~(blind[:, None, None] & (torch.arange(segment.shape[1]) > 0))
     causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool).tril()

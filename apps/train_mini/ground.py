@@ -20,7 +20,7 @@ from mmsdk.apps.train_mini.features import Shard, cells_of, place_of_cell
 from mmsdk.models.mini.projector import Projector, place_features
 from mmsdk.models.types import Tokenizer
 
-__all__ = ["Patches", "WordTable", "ground", "gather", "probe"]
+__all__ = ["Patches", "WordTable", "gather", "ground", "probe"]
 
 _SLOTS = ("name", "colour", "place", "moment")
 _MOMENTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "last")
@@ -39,9 +39,7 @@ class WordTable:
         names = {t.name for s in shards for i in s.samples for t in _things(i)} | {"background"}
         lists = {"name": sorted(names), "colour": sorted(words.COLOURS), "place": list(words.PLACES), "moment": list(_MOMENTS)}
         vocabulary = {slot: {w: i for i, w in enumerate(ws)} for slot, ws in lists.items()}
-        vectors = {
-            slot: torch.stack([embedding[tokenizer.encode(" " + w)].float().mean(0) for w in ws]) for slot, ws in lists.items()
-        }
+        vectors = {slot: torch.stack([embedding[tokenizer.encode(" " + w)].float().mean(0) for w in ws]) for slot, ws in lists.items()}
         return WordTable(vocabulary, vectors)
 
 
@@ -69,7 +67,7 @@ def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int =
         if photo or robot:
             continue
         grid = [int(v) for v in shard.grids[i]]
-        on = {index: thing for index, thing in cells_of(sample, grid)}
+        on = dict(cells_of(sample, grid))
         off = np.setdiff1d(np.arange(int(shard.counts[i])), np.fromiter(on, int, len(on)))
         chosen = sorted([*on, *rng.permutation(off)[:backgrounds].tolist()])
         if len(on) > 64:
