@@ -13,7 +13,7 @@ from mmsdk.tokencomp.methods.identity import Identity
 from mmsdk.tokencomp.types import Compressed, Compressor
 from mmsdk.vision.types import VisualTokens
 
-__all__ = ["METHODS", "Compression", "Step", "compression"]
+__all__ = ["METHODS", "Compression", "CompressionSpec", "Step", "compression"]
 
 METHODS = "mmsdk.tokencomp.methods"
 
@@ -45,7 +45,11 @@ class Compression:
         return result
 
 
-def compression(spec: "str | Step | Compression | Sequence[str | Step]") -> Compression:
+CompressionSpec = str | Step | Compression | Sequence[str | Step]
+"""What a user may write: a method with its amount, steps, or a list of either."""
+
+
+def compression(spec: CompressionSpec) -> Compression:
     """Read what a user asks for.
 
     Raises PluginError for an unknown method or knob, BudgetError for an amount that is no number or impossible for any input.

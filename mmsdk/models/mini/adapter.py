@@ -2,7 +2,8 @@
 
 Tensors are named `projector.*` and `lora.{layer}.{matrix}.{a|b}` with matrix one of qkv, o, gate_up, down; the update of a matrix is
 b @ a, with LoRA's scale already in b (LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685). It is added to the weights
-once, at load, and costs nothing afterwards.
+once, at load, and costs nothing afterwards. Metadata `middle` names the encoder's layers, as in "3,7", that the projector reads beside
+the last one.
 """
 
 import re
@@ -32,10 +33,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The projector's state, and the updates by (layer, matrix)."""
+    """The projector's state, the updates by (layer, matrix), and the encoder's further layers that the projector reads."""
 
     projector: Mapping[str, Tensor]
     updates: Mapping[tuple[int, str], Update]
+    middle: tuple[int, ...] = ()
 
 
 def read_adapter(path: Path) -> Adapter:
@@ -43,7 +45,8 @@ def read_adapter(path: Path) -> Adapter:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
-    except (OSError, safetensors.SafetensorError) as error:
+            middle = tuple(int(part) for part in (file.metadata() or {}).get("middle", "").split(",") if part)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ModelError(f"{path} cannot be read as an adapter: {error}") from error
     projector = {name.removeprefix("projector."): tensor for name, tensor in tensors.items() if name.startswith("projector.")}
     halves: dict[tuple[int, str], dict[str, Tensor]] = {}
@@ -52,7 +55,7 @@ def read_adapter(path: Path) -> Adapter:
         if found is None:
             raise ModelError(f"{path} holds a tensor {name!r} that is neither of the projector nor of a LoRA update")
         halves.setdefault((int(found[1]), found[2]), {})[found[3]] = tensors[name]
-    return Adapter(projector, {place: _update(path, place, pair) for place, pair in halves.items()})
+    return Adapter(projector, {place: _update(path, place, pair) for place, pair in halves.items()}, middle)
 
 
 def merge(layers: nn.ModuleList, adapter: Adapter) -> None:

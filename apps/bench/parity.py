@@ -1,0 +1,102 @@
+"""Parity: our language model against transformers, on the real weights, in float32: logits and greedy tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from mmsdk.apps.console import Cell
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.loop import collect, generate
+from mmsdk.kv.dense import DenseCache
+from mmsdk.weights.bundle import pull
+from mmsdk.weights.gguf import read_gguf
+
+__all__ = ["Parity"]
+
+PROMPTS = (
+    "The capital of France is",
+    "Question: What is in the picture?\nAnswer:",
+    "Once upon a time there was a small robot that",
+    "def fibonacci(n):\n    ",
+    "Water boils at",
+    "A list of five fruits:\n1.",
+    "Das Wetter ist heute",
+    "2 + 2 = 4, 3 + 3 =",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "The red cube is left of the",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """Compares on `prompts` prompts (at most 10), `tokens` greedy tokens each."""
+
+    prompts: int = 10
+    tokens: int = 128
+
+    def __call__(self) -> list[dict[str, Cell]]:
+        """One row {model, max_abs_logit_diff, greedy_match, tokens}; greedy_match is the share of prompts with identical tokens."""
+        path = pull("mini")["language"]
+        prompts, ours, words = _ours(path, PROMPTS[: self.prompts], self.tokens)
+        theirs, logits = _theirs(path, prompts, self.tokens)
+        same = [mine == other for mine, other in zip(words, theirs, strict=True)]
+        # both read the same text, so that one early difference would not make all that follows incomparable
+        apart = [
+            (_logits(ours, torch.tensor([prompt + other])) - reference).abs().max().item()
+            for prompt, other, reference in zip(prompts, theirs, logits, strict=True)
+        ]
+        return [
+            {
+                "model": "SmolLM2-135M-Instruct float32",
+                "max_abs_logit_diff": max(apart),
+                "greedy_match": sum(same) / len(same),
+                "tokens": len(same) * self.tokens,
+            }
+        ]
+
+
+def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]], Decoder, list[list[int]]]:
+    """The prompts as ids, the decoder, and what it says greedily."""
+    config, state, tokenizer = read_gguf(path, torch.float32)
+    decoder = Decoder.of(config, state)
+    prompts = [tokenizer.encode(text) for text in texts]
+    said = []
+    for prompt in prompts:
+        hidden, cache = _read(decoder, torch.tensor([prompt]), tokens)
+        steps = generate(decoder, hidden[:, -1], cache, [GenerationConfig(max_tokens=tokens)], tokenizer.decode, frozenset())
+        said.append(list(collect(steps, 1)[0].ids))
+    return prompts, decoder, said
+
+
+def _theirs(path: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[list[list[int]], list[Float[Tensor, "s v"]]]:
+    """What transformers says greedily, and its logits over the prompt and that answer."""
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    said, logits = [], []
+    with torch.no_grad():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            mask = torch.ones_like(ids)
+            whole = model.generate(ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+            said.append(whole[0, len(prompt) :].tolist())
+            logits.append(model(whole).logits[0])
+    return said, logits
+
+
+@torch.no_grad()
+def _read(decoder: Decoder, ids: Int[Tensor, "1 s"], room: int) -> tuple[Float[Tensor, "1 s d"], DenseCache]:
+    config, length = decoder.config, ids.shape[1]
+    sizes = config.layers, 1, config.kv_heads, config.head_dim, length + room
+    cache = DenseCache.allocate(*sizes, torch.float32, "cpu")
+    return decoder(decoder.embed(ids), torch.arange(length)[None], cache), cache
+
+
+@torch.no_grad()
+def _logits(decoder: Decoder, ids: Int[Tensor, "1 s"]) -> Float[Tensor, "s v"]:
+    scores: Tensor = decoder.logits(_read(decoder, ids, 0)[0])[0]
+    return scores

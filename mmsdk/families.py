@@ -1,0 +1,70 @@
+"""From what a user calls a model to the family that runs it: "mini", a folder, or "org/name".
+
+A family is a module of `mmsdk.models` with `load(name, folder, dtype, device)`, and is named as `config.json` names its `model_type`. A
+folder that training wrote has no config.json, and is told by the name of the adapter in it.
+"""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+
+from mmsdk import plugins
+from mmsdk.errors import ModelError
+from mmsdk.models.types import VLM
+from mmsdk.weights.hub import resolve
+
+__all__ = ["families", "open_model"]
+
+PACKAGE = "mmsdk.models"
+
+
+@runtime_checkable
+class Family(Protocol):
+    """What a family's module offers."""
+
+    def load(self, name: str, folder: Path | None, dtype: torch.dtype, device: torch.device) -> VLM:
+        """Put the model together; `folder` is None for a model that is known by name alone."""
+        ...
+
+
+def families() -> list[str]:
+    """The families that can be run."""
+    return [name for name in plugins.available(PACKAGE) if name not in ("text", "types")]
+
+
+def open_model(name: str, dtype: torch.dtype, device: torch.device) -> VLM:
+    """Find the family of a model and load it.
+
+    Raises ModelError where nothing is known by that name or its family is not supported, WeightsError where weights cannot be had.
+    """
+    if name in families():
+        return _family(name).load(name, None, dtype, device)
+    if "/" not in name and not Path(name).is_dir():
+        close = difflib.get_close_matches(name, families(), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(families())}"
+        raise ModelError(f'there is no model {name!r}; {hint} A folder or "org/name" of a supported family works too')
+    folder = resolve(name)
+    return _family(_kind(name, folder)).load(name, folder, dtype, device)
+
+
+def _family(name: str) -> Family:
+    return cast(Family, plugins.find(PACKAGE, name))
+
+
+def _kind(name: str, folder: Path) -> str:
+    config = folder / "config.json"
+    if not config.is_file():
+        trained = [family for family in families() if (folder / f"{family}_adapter.safetensors").is_file()]
+        if not trained:
+            raise ModelError(f"{name} has no config.json, so its family is unknown; supported: {', '.join(families())}")
+        return trained[0]
+    try:
+        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type", "")
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"{config} is no valid model configuration: {error}") from error
+    if kind not in families():
+        raise ModelError(f"{name} is of the family {kind!r}, which is not supported; supported: {', '.join(families())}")
+    return str(kind)

@@ -1,0 +1,211 @@
+"""The pipeline: media and a question in, an answer out, by way of load, encode, compress, prefill and decode, each timed.
+
+pipe = pipeline("image-text-to-text")
+answer = pipe("photo.jpg", "What is on the table?")
+for piece in pipe.stream("clip.mp4", "What happens?"): print(piece, end="")
+answers = pipe([("a.jpg", "Which colour?"), ("b.png", "How many?")])
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+
+from mmsdk.answer import Answer, Tokens
+from mmsdk.compress import Compression, CompressionSpec, compression
+from mmsdk.errors import InputError, MmsdkError, ModelError
+from mmsdk.families import open_model
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.loop import Generated, Step, collect, generate
+from mmsdk.models.types import VLM
+from mmsdk.precision import resolve_dtype
+from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
+from mmsdk.vision.intake import Source
+
+__all__ = ["Answer", "Context", "Pipeline", "Stream", "pipeline"]
+
+TASKS = ("image-text-to-text",)
+
+
+def pipeline(
+    task: str = "image-text-to-text",
+    model: str = "mini",
+    *,
+    compress: CompressionSpec = "identity",
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+) -> "Pipeline":
+    """Put a model's parts together, ready to answer.
+
+    `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
+    where the device computes in it natively, else float32. Raises ModelError for a task or model that is not supported, WeightsError
+    where weights cannot be had, PluginError or BudgetError for a compression that cannot be.
+    """
+    if task not in TASKS:
+        raise ModelError(f"the task {task!r} is not supported; there is {', '.join(map(repr, TASKS))}")
+    # what is wrong with the words is told before seconds are spent on weights
+    steps = compression(compress)
+    place = _device(device)
+    return Pipeline(open_model(model, resolve_dtype(dtype, place), place), steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A model and what its compress stage does. Calls share nothing, so that one may not change the answer of another."""
+
+    vlm: VLM
+    compression: Compression = Compression()
+
+    @overload
+    def __call__(
+        self, media: Source | Sequence[Source], question: str, *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., compress: CompressionSpec | None = ...,
+    ) -> Answer: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, media: Sequence[Question], *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., compress: CompressionSpec | None = ...,
+    ) -> list[Answer | MmsdkError]: ...  # fmt: skip
+
+    def __call__(
+        self,
+        media: Source | Sequence[Source] | Sequence[Question],
+        question: str | None = None,
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: tuple[str, ...] = (),
+        compress: CompressionSpec | None = None,
+    ) -> Answer | list[Answer | MmsdkError]:
+        """Answer one question about an image, a clip or several of them, or a list of (media, question) pairs as one batch.
+
+        A list or tuple of media is several inputs of one question; none at all is a question without sight. In a batch, an item that
+        cannot be answered gives its error in its place, and the others are answered as they would be alone. Settings are those of
+        `GenerationConfig`; `compress` replaces the pipeline's own for this call.
+
+        Raises InputError, and BudgetError, for a single question that cannot be answered.
+        """
+        config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        steps = self.compression if compress is None else compression(compress)
+        if question is None:
+            return self._batch(_pairs(media), config, steps)
+        (answer,) = self._batch([(media, question)], config, steps)
+        if isinstance(answer, MmsdkError):
+            raise _alone(answer)
+        return answer
+
+    def stream(
+        self,
+        media: Source | Sequence[Source],
+        question: str,
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: tuple[str, ...] = (),
+        compress: CompressionSpec | None = None,
+    ) -> "Stream":
+        """The same answer in pieces, as they become certain; the pieces joined are the answer. Errors are raised here, at once."""
+        config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        steps = self.compression if compress is None else compression(compress)
+        clock = Clock(device_of(self.vlm))
+        ready = prepare(self.vlm, steps, [(media, question)], max_tokens, clock)
+        for error in ready.errors.values():
+            raise _alone(error)
+        (row,) = ready.rows.values()
+        assert ready.context is not None, "a row without an error has a context"
+        return Stream(self._pieces(row, ready.context, config, clock))
+
+    def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression) -> list[Answer | MmsdkError]:
+        clock = Clock(device_of(self.vlm))
+        ready = prepare(self.vlm, steps, items, config.max_tokens, clock)
+        with clock.stage("decode"):
+            texts = [] if ready.context is None else self._decode(ready.context, [config] * len(ready.rows))
+        answers = {index: _answer(row, text, config.seed, clock) for (index, row), text in zip(ready.rows.items(), texts, strict=True)}
+        return [answers[index] if index in answers else ready.errors[index] for index in range(len(items))]
+
+    def _steps(self, context: Context, configs: Sequence[GenerationConfig]) -> Iterator[Step]:
+        vlm = self.vlm
+        return generate(vlm.decoder, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids)
+
+    def _decode(self, context: Context, configs: Sequence[GenerationConfig]) -> list[Generated]:
+        return collect(self._steps(context, configs), len(configs))
+
+    def _pieces(self, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
+        said: list[Step] = []
+        steps = self._steps(context, [config])
+        while True:
+            # only the work is timed, not what the reader does between two pieces
+            with clock.stage("decode"):
+                step = next(steps, None)
+            if step is None:
+                break
+            # models begin with the space between prompt and answer, which is no part of the answer
+            piece = step.text if any(earlier.text.strip() for earlier in said) else step.text.lstrip()
+            said.append(step)
+            if piece:
+                yield piece
+        return _answer(row, collect(said, 1)[0], config.seed, clock)
+
+
+class Stream(Iterator[str]):
+    """Pieces of an answer, computed as they are asked for. Leaving early costs nothing more."""
+
+    def __init__(self, pieces: Generator[str, None, Answer]) -> None:
+        self._pieces = pieces
+        self._answer: Answer | None = None
+
+    def __next__(self) -> str:
+        try:
+            return next(self._pieces)
+        except StopIteration as end:
+            if end.value is not None:
+                self._answer = end.value
+            raise
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer with its counts and timings; reads what is left of the stream first."""
+        for _ in self:
+            pass
+        if self._answer is None:
+            raise InputError("the stream was interrupted, so there is no whole answer", item="stream")
+        return self._answer
+
+
+def _answer(row: Row, text: Generated, seed: int, clock: Clock) -> Answer:
+    counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids))
+    return Answer(text.text.lstrip(), counts, clock.timings, seed, text.finish, row.sights)
+
+
+def _alone(error: MmsdkError) -> MmsdkError:
+    """The error of a single question, which has no place in a batch to name."""
+    return InputError(error.message, item=error.item) if isinstance(error, InputError) else error
+
+
+def _pairs(items: object) -> list[Question]:
+    if not isinstance(items, list | tuple):
+        raise InputError('a question is missing; write pipe("photo.jpg", "What is this?"), or a list of such pairs', item="question")
+    for index, item in enumerate(items):
+        if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], str)):
+            raise InputError("an item of a batch is a pair (media, question)", item=type(item).__name__, index=index)
+    return [(media, question) for media, question in items]
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"the device {device!r} is not known: {error}") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"the device {device!r} was asked for, but torch sees no GPU here; leave it out to run on the processor")
+    return place

@@ -1,0 +1,48 @@
+"""`mmsdk ask` on the real encoder and language model, joined by an untrained projector: what it says is noise, how it says it is not."""
+
+import json
+from pathlib import Path
+
+import PIL.Image
+import pytest
+import safetensors.torch
+import torch
+
+from mmsdk.apps.cli import main
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, mini_encoder: Path, mini_language: Path) -> Path:
+    """A folder as training writes it."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    projector = Projector(ProjectorConfig(vision=768))
+    tensors = {f"projector.{name}": tensor.half() for name, tensor in projector.state_dict().items()}
+    tensors |= {"lora.0.qkv.a": torch.zeros(4, 576), "lora.0.qkv.b": torch.zeros(960, 4)}
+    safetensors.torch.save_file(tensors, folder / "mini_adapter.safetensors", metadata={"middle": "5"})
+    return folder
+
+
+def test_one_json_object_and_a_picture(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = tmp_path / "looked.png"
+    words = ["ask", str(photos / "coffee.png"), str(photos / "rocket.jpg"), "What is on the table?", "--model", str(model), "--json"]
+    assert main([*words, "--max-tokens", "4", "--seed", "7", "--compress", "uniform:64", "--explain", str(drawn)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"text", "model", "tokens", "timings_ms", "seed"}
+    assert told["model"] == str(model) and told["seed"] == 7
+    tokens = told["tokens"]
+    assert set(tokens) == {"visual", "kept", "prompt", "generated"}
+    assert 400 < tokens["visual"] <= 512 and tokens["kept"] == 128 < tokens["prompt"] < 160 and 1 <= tokens["generated"] <= 4
+    assert set(told["timings_ms"]) == {"load", "encode", "compress", "prefill", "decode"} and min(told["timings_ms"].values()) > 0
+    with PIL.Image.open(drawn) as picture:
+        assert picture.width > 600 and picture.height > 400
+
+
+def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clip = str(clips / "carphone_pristine.mp4")
+    assert main(["ask", clip, "Who is it?", "--model", str(model), "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+    assert main(["ask", clip, "Who is it?", "--model", str(model), "--max-tokens", "100000"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and "max_tokens" in shown.err
