@@ -48,13 +48,13 @@ def encode(
     *,
     frame_pool: int,
     batch: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    like: Tensor,
 ) -> list[VisualTokens]:
     """One `VisualTokens` per input, in input order; frames of equal grids share batches of at most `batch` frames.
 
     Clips are pooled by `frame_pool` x `frame_pool` patches of each frame; cells at a ragged edge hold fewer. A clip of one frame is a
-    picture. Raises InputError, with its place, for an input without pixels.
+    picture. `see` takes and gives the dtype and device of `like`, a parameter of the model.
+    Raises InputError, with its place, for an input without pixels.
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, item in enumerate(media):
@@ -64,7 +64,7 @@ def encode(
     found: dict[int, VisualTokens] = {}
     for grid, members in groups.items():
         parts = [part for i in members for part in _frames(media[i]).split(batch)]
-        pixels = torch.cat([fit(part.to(device)).to(dtype) for part in parts])
+        pixels = torch.cat([fit(part.to(like.device)).to(like.dtype) for part in parts])
         sights = [see(chunk) for chunk in pixels.split(batch)]
         counts = [len(_frames(media[i])) for i in members]
         columns = [torch.cat(column).split(counts) for column in zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True)]

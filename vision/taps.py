@@ -14,7 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["TapValues", "Taps", "attention_mean", "attention_row"]
+from mmsdk.errors import ModelError
+
+__all__ = ["NOTHING", "Recorder", "TapValues", "Taps", "attention_mean", "attention_row"]
 
 # Entries of a slice of the attention matrix that may exist at one time: 8 MiB in float32.
 _SLICE = 2**21
@@ -35,6 +37,9 @@ class Taps:
     mean_rows: tuple[int, ...] = ()
 
 
+NOTHING = Taps()
+
+
 @dataclass(frozen=True, slots=True)
 class TapValues:
     """What was read, by the layer as it was asked for. Rows and norms are float32; a row sums to 1 over all n tokens."""
@@ -50,26 +55,38 @@ class Recorder:
     """Fills `TapValues` layer by layer while a model of `layers` layers runs."""
 
     def __init__(self, taps: Taps, layers: int) -> None:
-        self._taps = taps
-        self._layers = layers
-        self.values = TapValues({}, {}, {}, {}, {})
+        asked = (*taps.hidden, *taps.norms, *taps.keys, *taps.first_rows, *taps.mean_rows)
+        strays = [layer for layer in asked if not -layers <= layer < layers]
+        if strays:
+            raise ModelError(f"cannot read layers {strays} of {layers}; layers count from 0, or back from -1")
+        self._taps, self._layers = taps, layers
+        self._hidden: dict[int, Tensor] = {}
+        self._norms: dict[int, Tensor] = {}
+        self._keys: dict[int, Tensor] = {}
+        self._first_rows: dict[int, Tensor] = {}
+        self._mean_rows: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, hidden: Tensor) -> None:
         """Read what is asked of this layer from its queries and keys [b h n e] and the stream after it [b n d]."""
-        taps, values = self._taps, self.values
-        read = (
-            (taps.hidden, values.hidden, lambda: hidden),
-            (taps.norms, values.norms, lambda: torch.linalg.vector_norm(hidden, dim=-1, dtype=torch.float32)),
-            # The keys are a view into the fused projection, which would live as long as they do.
-            (taps.keys, values.keys, lambda: key.contiguous()),
-            (taps.first_rows, values.first_rows, lambda: attention_row(query[:, :, 0], key)),
-            (taps.mean_rows, values.mean_rows, lambda: attention_mean(query, key)),
-        )
-        for wanted, found, compute in read:
-            for asked in wanted:
-                if asked % self._layers == layer:
-                    assert isinstance(found, dict)
-                    found[asked] = compute()
+        for asked in self._here(self._taps.hidden, layer):
+            self._hidden[asked] = hidden
+        for asked in self._here(self._taps.norms, layer):
+            self._norms[asked] = torch.linalg.vector_norm(hidden, dim=-1, dtype=torch.float32)
+        for asked in self._here(self._taps.keys, layer):
+            # The key is a view into the fused projection, which would live as long as it does.
+            self._keys[asked] = key.contiguous()
+        for asked in self._here(self._taps.first_rows, layer):
+            self._first_rows[asked] = attention_row(query[:, :, 0], key)
+        for asked in self._here(self._taps.mean_rows, layer):
+            self._mean_rows[asked] = attention_mean(query, key)
+
+    def _here(self, asked: tuple[int, ...], layer: int) -> list[int]:
+        return [i for i in asked if i % self._layers == layer]
+
+    @property
+    def values(self) -> TapValues:
+        """What was read so far."""
+        return TapValues(self._hidden, self._norms, self._keys, self._first_rows, self._mean_rows)
 
 
 def attention_row(query: Float[Tensor, "b h e"], key: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n"]:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmsdk.errors import InputError, ModelError
-from mmsdk.vision.taps import Recorder, Taps, TapValues
+from mmsdk.vision.taps import NOTHING, Recorder, Taps, TapValues
 
 __all__ = ["ViT", "ViTConfig", "ViTOutput"]
 
@@ -74,7 +74,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, config.eps)
 
-    def forward(self, pixels: Float[Tensor, "b 3 h w"], taps: Taps = Taps()) -> ViTOutput:
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], taps: Taps = NOTHING) -> ViTOutput:
         """Encode normalised pixels whose sides are multiples of the patch.
 
         Raises InputError for other sides, ModelError for a tap on a layer that does not exist.
@@ -88,7 +88,7 @@ class ViT(nn.Module):
         first = self.cls.shape[0]
         return ViTOutput(x[:, first:], x[:, :first], recorder.values)
 
-    def embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b p+n d"]:
+    def embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b s d"]:
         """Patches as vectors, the class token before them, positions added."""
         b, _, height, width = pixels.shape
         size = self.config.patch
@@ -100,7 +100,7 @@ class ViT(nn.Module):
         x = F.linear(patches, self.patch.weight.flatten(1), self.patch.bias)
         return torch.cat((self.cls.expand(b, -1, -1), x), dim=1) + self.positions(gh, gw)
 
-    def positions(self, gh: int, gw: int) -> Float[Tensor, "p+n d"]:
+    def positions(self, gh: int, gw: int) -> Float[Tensor, "s d"]:
         """Learned positions for a grid of gh x gw patches: as they are on the learned grid, else bicubic (in float32, no antialias)."""
         side, first = self.config.grid, self.cls.shape[0]
         if gh == gw == side:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 import torch
+from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 from torch import Tensor
 
@@ -133,7 +134,8 @@ def _config(family: str, config: Mapping[str, object], name: str) -> ViTConfig:
     width, patch = size("hidden_size"), size("patch_size")
     act, eps = config.get("hidden_act"), config.get("layer_norm_eps")
     if act not in _ACTIVATIONS or not isinstance(eps, float):
-        raise ModelError(f"{name}: hidden_act {act!r} with layer_norm_eps {eps!r} is not supported; known: {', '.join(map(str, _ACTIVATIONS))}")
+        known = ", ".join(map(str, _ACTIVATIONS))
+        raise ModelError(f"{name}: hidden_act {act!r} with layer_norm_eps {eps!r} is not supported; known: {known}")
     activation = _ACTIVATIONS[act]
     hidden = width * size("mlp_ratio") if family == "dinov2" else size("intermediate_size")
     if config.get("use_swiglu_ffn"):
@@ -197,7 +199,7 @@ def _sources(rules: Mapping[str, Rule], target: str) -> list[tuple[str, ...]]:
 def _read_onnx(path: Path) -> dict[str, Tensor]:
     try:
         graph = onnx.load(str(path)).graph
-    except (OSError, ValueError) as error:
+    except (OSError, DecodeError) as error:
         raise ModelError(f"{path} cannot be read as an ONNX model: {error}") from error
     values = {item.name: item for item in graph.initializer}
     read = {name: _tensor(item) for name, item in values.items() if name.startswith("backbone.")}
@@ -209,7 +211,7 @@ def _read_onnx(path: Path) -> dict[str, Tensor]:
             if source not in values or source in read or not node.name.startswith("/backbone/"):
                 continue
             if node.op_type == "MatMul":
-                tensors[f"{home}.weight"] = _tensor(values[source]).T
+                tensors[f"{home}.weight"] = _tensor(values[source]).T.contiguous()
             elif home == "embeddings":
                 position[node.op_type] = _tensor(values[source])[0]
     if set(position) == {"Concat", "Reshape"}:

@@ -49,10 +49,7 @@ class Dinov2Encoder:
     @torch.no_grad()
     def __call__(self, media: Sequence[Media]) -> list[VisualTokens]:
         """The tokens of each input, in order. Raises InputError, with its place, for an input without pixels."""
-        like = self.vit.position
-        return encode(
-            media, self.preprocess, self._see, frame_pool=self.frame_pool, batch=self.batch, device=like.device, dtype=like.dtype
-        )
+        return encode(media, self.preprocess, self._see, frame_pool=self.frame_pool, batch=self.batch, like=self.vit.position)
 
     def _see(self, pixels: Float[Tensor, "b 3 h w"]) -> Sight:
         out = self.vit(pixels, Taps(hidden=self.middle, keys=(-1,), first_rows=(-1,)))
