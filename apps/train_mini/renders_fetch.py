@@ -98,7 +98,7 @@ def _camera(stage: Stage, rng: np.random.Generator) -> Camera:
     block = stage.parts[0]
     thing = stage.data.site_xpos if block.site else stage.data.geom_xpos
     at = 0.5 * thing[next(iter(block.colours))] + 0.5 * stage.data.site("robot0:grip").xpos + rng.normal(0, 0.04, 3)
-    return Camera("", 0, tuple(map(float, at)), rng.uniform(0.6, 1.3), rng.uniform(55, 305), rng.uniform(-60, -15))
+    return Camera("", 0, (float(at[0]), float(at[1]), float(at[2])), rng.uniform(0.6, 1.3), rng.uniform(55, 305), rng.uniform(-60, -15))
 
 
 def episodes(task: str, plan: Plan) -> Iterator[Episode]:

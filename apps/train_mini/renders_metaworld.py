@@ -154,7 +154,7 @@ def _camera(stage: Stage, rng: np.random.Generator) -> Camera:
     main = next(iter(stage.parts[0].colours))
     at = 0.6 * stage.data.geom_xpos[main] + 0.4 * stage.data.body("hand").xpos + rng.normal(0, 0.04, 3)
     azimuth = rng.choice([rng.uniform(15, 70), rng.uniform(110, 165), rng.uniform(170, 370)], p=[0.35, 0.35, 0.3])
-    return Camera("", 0, tuple(map(float, at)), rng.uniform(0.6, 1.3), float(azimuth), rng.uniform(-60, -18))
+    return Camera("", 0, (float(at[0]), float(at[1]), float(at[2])), rng.uniform(0.6, 1.3), float(azimuth), rng.uniform(-60, -18))
 
 
 def episodes(task: str, plan: Plan) -> Iterator[Episode]:
