@@ -6,7 +6,7 @@ A table gives, for each tensor of ours, the checkpoint's tensors that are stacke
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from mmsdk.errors import ModelError
 __all__ = ["GGUF", "HUGGINGFACE", "Names", "Source", "assemble", "expected", "used"]
 
 
+@runtime_checkable
 class Source(Protocol):
     """The tensors of a checkpoint by name."""
 
