@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor
 from mmsdk.apps.train_mini import finetune as tuning
 from mmsdk.apps.train_mini import ground as grounding
 from mmsdk.apps.train_mini import loop
+from mmsdk.apps.train_mini.clips import Clip
 from mmsdk.apps.train_mini.features import Renders, Shard, build, draw
 from mmsdk.apps.train_mini.renders import render
-from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.types import Tokenizer
@@ -76,7 +77,7 @@ def _shards(args: argparse.Namespace, dtype: torch.dtype) -> tuple[list[Shard], 
         folder, clips = args.folder / f"renders_{name}", images * 7 // 30
         render(folder, images=images, clips=clips, seed=seed)
         renders = Renders(folder)
-        items = itertools.chain(renders.scenes(), renders.clips())
+        items: Iterator[Scene | Clip] = itertools.chain(renders.scenes(), renders.clips())
         sets[name] = build(args.folder / f"{name}.safetensors", items, images + clips, encoder, label=name)
     return [*train, sets["robot"]], held, sets["held_robot"]
 

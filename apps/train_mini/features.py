@@ -141,9 +141,10 @@ def build(
     notes = path.with_suffix(".json")
     if path.exists() and notes.exists():
         data = load_file(path)
-        samples = tuple(_sample(n) for n in json.loads(notes.read_text()))
-        return Shard(samples, data["features"], data["counts"], data["grids"])
-    samples, rows = [], []
+        kept = tuple(_sample(n) for n in json.loads(notes.read_text()))
+        return Shard(kept, data["features"], data["counts"], data["grids"])
+    samples: list[Sample] = []
+    rows = []
     with tqdm(total=total, desc=label, unit="img", mininterval=2) as bar:
         for group in _groups(items, batch):
             rows += [_half(tokens) for tokens in encoder([_media(item) for item in group])]

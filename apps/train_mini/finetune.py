@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mmsdk.apps.train_mini.features import Sample, Shard
 from mmsdk.apps.train_mini.questions import QA
-from mmsdk.decoder.transformer import Decoder
+from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.models.mini.projector import Projector, place_features
 from mmsdk.models.types import Tokenizer
 
@@ -56,6 +56,7 @@ class Adapters(nn.Module):
         self.names = ("qkv", "o", "gate_up", "down")
         self.a, self.b = nn.ParameterList(), nn.ParameterList()
         for layer in decoder.layers:
+            assert isinstance(layer, Layer)
             for linear in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
                 out, inner = linear.weight.shape
                 bound = 1 / math.sqrt(inner)
@@ -184,7 +185,14 @@ def pack(
     ids = torch.full((len(rows), length), END)
     positions = torch.zeros(len(rows), length, dtype=torch.long)
     segment = torch.full((len(rows), length), -1)
-    visual, features, places, answers, labels, weights, owner, kinds = [], [], [], [], [], [], [], []
+    visual: list[Tensor] = []
+    features: list[Tensor] = []
+    places: list[Tensor] = []
+    answers: list[int] = []
+    labels: list[int] = []
+    weights: list[float] = []
+    owner: list[int] = []
+    kinds: list[str] = []
     for r, (i, budget) in enumerate(zip(rows, budgets, strict=True)):
         sample: Sample = shard.samples[i]
         tokens = shard.tokens(i, _subset(shard, i, budget, rng))
@@ -246,6 +254,7 @@ def forward(
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     heads = (config.heads, config.kv_heads, config.head_dim)
     for i, block in enumerate(decoder.layers):
+        assert isinstance(block, Layer)
         a = block.attention
         weights = (block.norm1.weight, a.qkv.weight, a.o.weight, block.norm2.weight, block.mlp.gate_up.weight, block.mlp.down.weight)
         low = tuple(t for pair in adapters[4 * i : 4 * i + 4] for t in pair)

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from mmsdk.apps.train_mini import vocabulary as words
-from mmsdk.apps.train_mini.features import Shard, cells_of, place_of_cell
+from mmsdk.apps.train_mini.features import Sample, Shard, cells_of, place_of_cell
+from mmsdk.apps.train_mini.scenes import Thing
 from mmsdk.models.mini.projector import Projector, place_features
 from mmsdk.models.types import Tokenizer
 
@@ -43,8 +44,8 @@ class WordTable:
         return WordTable(vocabulary, vectors)
 
 
-def _things(sample):  # type: ignore[no-untyped-def]
-    return sample.scene.things if sample.scene is not None else [a.thing for a in sample.clip.actors]
+def _things(sample: Sample) -> list[Thing]:
+    return [*(sample.scene.things if sample.scene else ()), *(actor.thing for actor in (sample.clip.actors if sample.clip else ()))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ class Mixture:
             owners = Counter(s for s, _ in found)
             for s, n in owners.items():
                 share[s] += _MIX[name] * n / len(found)
-        return share / share.sum()
+        normalised: np.ndarray = share / share.sum()
+        return normalised
 
 
 def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> Batch:
@@ -124,7 +125,8 @@ def finetune(
     )  # fmt: skip
     peaks = [group["lr"] for group in optimiser.param_groups]
     first = resume(folder, projector, adapters, optimiser)
-    mixture, cache, running = Mixture(shards), {}, {"loss": 0.0, "right": 0.0}
+    mixture, running = Mixture(shards), {"loss": 0.0, "right": 0.0}
+    cache: dict[str, list[int]] = {}
     dtype = decoder.embedding.weight.dtype
     stopping = _Stop()
     with tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, desc="fine-tuning", unit="step", mininterval=10) as bar:
@@ -143,7 +145,7 @@ def finetune(
             running["right"] = keep * running["right"] + (1 - keep) * float(right.float().mean())
             bar.set_postfix(loss=f"{running['loss']:.3f}", right=f"{running['right']:.3f}", refresh=False)
             last = step + 1 == recipe.steps or stopping.asked or (stop_after is not None and step + 1 - first >= stop_after)
-            if last or (step + 1) % 100 == 0:
+            if last or (step + 1) % 50 == 0:
                 save(folder, step + 1, projector, adapters, optimiser)
                 with (folder / "log.jsonl").open("a") as log:
                     log.write(json.dumps({"step": step + 1, **{k: round(v, 4) for k, v in running.items()}}) + "\n")

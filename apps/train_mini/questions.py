@@ -213,7 +213,7 @@ def _robot(scene: Scene, rng: np.random.Generator) -> list[QA]:
     """A rendered robot scene: what lies on the table, where, in which colour; parts of the robot only as yes or no."""
     counts = Counter(t.name for t in scene.things)
     things = [t for t in scene.things if t.name not in _ROBOT_PARTS and counts[t.name] == 1]
-    found = []
+    found: list[QA] = []
     if things:
         listing = _listing([words.article(t.name) for t in things])
         ask = ("What is on the table?", "Which objects are on the table?", "What is in front of the robot?")
@@ -223,13 +223,13 @@ def _robot(scene: Scene, rng: np.random.Generator) -> list[QA]:
         found.append(QA("place", f"Where is the {t.name}?", t.place))
         if t.colour:
             found.append(QA("colour", _one(rng, ("What colour is the {}?", "What color is the {}?")).format(t.name), t.colour))
-    ask = ("Is there {} in the picture?", "Is there {}?", "Can you see {}?", "Do you see {}?")
+    exist = ("Is there {} in the picture?", "Is there {}?", "Can you see {}?", "Do you see {}?")
     for name in [t.name for t in things] + ["robot arm"]:
-        found.append(QA("yes/no", _one(rng, ask).format(words.article(name)), "yes"))
+        found.append(QA("yes/no", _one(rng, exist).format(words.article(name)), "yes"))
     others = ("drawer", "door", "window", "hammer", "basketball", "faucet", "mug", "bottle", "shelf", "button", "plate", "puck", "block")
     absent = [n for n in (*others, *(k.name for k in words.OBJECTS[:20])) if n not in counts]
     for i in rng.permutation(len(absent))[: len(things) + 1]:
-        found.append(QA("yes/no", _one(rng, ask).format(words.article(absent[int(i)])), "no"))
+        found.append(QA("yes/no", _one(rng, exist).format(words.article(absent[int(i)])), "no"))
     return found
 
 
