@@ -1,0 +1,89 @@
+"""Pixels that already are numbers: numpy arrays and tensors of any layout, depth and stride."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from mmsdk.errors import InputError
+
+__all__ = ["Array", "Colour", "array_of", "eight_bit", "frames_of", "over", "picture_of", "to_pixels"]
+
+Array = npt.NDArray[Any]
+Colour = tuple[int, int, int]
+
+CHANNELS = (1, 3, 4)
+
+
+def array_of(source: "Array | Tensor") -> Array:
+    """A view of the source's numbers as numpy; a tensor comes to the CPU, and bfloat16, which numpy lacks, becomes float32."""
+    if isinstance(source, Tensor):
+        tensor = source.detach().cpu()
+        view: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return view
+    return source
+
+
+def picture_of(array: Array, background: Colour, item: str, channels_first: bool) -> UInt8[Tensor, "3 h w"]:
+    """One picture from h w, h w c or c h w, with c 1 (grey), 3 or 4 (alpha, laid over `background`).
+
+    `channels_first` decides where both ends could be channels, as in 3x40x3. uint8 stands for itself, uint16 is scaled, bool is black and
+    white, floats lie in [0, 1], other whole numbers in 0..255. The source is never changed nor shared.
+    """
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise InputError(f"an array of shape {array.shape} is no picture; expected h w, h w c or c h w, c 1, 3 or 4", item=item)
+    pixels = eight_bit(array, item)
+    return to_pixels(over(pixels[..., None] if pixels.ndim == 2 else _channels_last(pixels, item, channels_first), background))
+
+
+def frames_of(array: Array) -> list[Array]:
+    """The frames of a clip given as one array of four dimensions, as views."""
+    return list(array)
+
+
+def eight_bit(array: Array, item: str) -> npt.NDArray[np.uint8]:
+    """The array as bytes, scaled where its type has another range. Raises InputError for values outside of that range."""
+    kind = array.dtype.kind
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == np.uint16:
+        return ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if kind == "b":
+        return array.astype(np.uint8) * np.uint8(255)
+    if kind not in "iuf":
+        raise InputError(f"an array of {array.dtype} holds no pixels; expected whole numbers, floats or bool", item=item)
+    low, high, top = float(array.min()), float(array.max()), 1.0 if kind == "f" else 255.0
+    # resizing overshoots by a rounding error; NaN fails this comparison, as it should
+    slack = 1e-3 if kind == "f" else 0.0
+    if not (low >= -slack and high <= top + slack):
+        fix = "divide by 255 or convert to uint8" if kind == "f" else "convert to uint8 or uint16"
+        raise InputError(f"{array.dtype} values lie in [{low:g}, {high:g}], expected [0, {top:g}]; {fix}", item=item)
+    scaled = np.rint(array.astype(np.float32).clip(0, 1) * 255) if kind == "f" else array
+    return scaled.astype(np.uint8)
+
+
+def over(pixels: npt.NDArray[np.uint8], background: Colour) -> npt.NDArray[np.uint8]:
+    """h w c with c 1, 3 or 4 as h w 3: grey repeated, alpha laid over the background."""
+    if pixels.shape[-1] == 1:
+        return pixels.repeat(3, axis=-1)
+    if pixels.shape[-1] == 3:
+        return pixels
+    # 255 * 255 + 127 still fits 16 bits
+    alpha = pixels[..., 3:].astype(np.uint16)
+    blend = pixels[..., :3] * alpha + np.asarray(background, np.uint16) * (255 - alpha)
+    return ((blend + 127) // 255).astype(np.uint8)
+
+
+def to_pixels(pixels: npt.NDArray[np.uint8]) -> UInt8[Tensor, "3 h w"]:
+    """h w 3 as a new, contiguous tensor 3 h w."""
+    return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C", copy=True))
+
+
+def _channels_last(pixels: npt.NDArray[np.uint8], item: str, channels_first: bool) -> npt.NDArray[np.uint8]:
+    first, last = pixels.shape[0] in CHANNELS, pixels.shape[-1] in CHANNELS
+    if not first and not last:
+        raise InputError(f"an array of shape {pixels.shape} has no side of 1, 3 or 4 channels", item=item)
+    return pixels.transpose(1, 2, 0) if first and (channels_first or not last) else pixels

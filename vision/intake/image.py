@@ -1,0 +1,120 @@
+"""One picture from encoded bytes or a PIL image: upright, RGB, eight bits, alpha laid over a declared background.
+
+The content decides the format, never the name. The size is read from the header and checked before anything is decoded.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+
+from mmsdk.errors import InputError
+from mmsdk.vision.intake.arrays import Colour, eight_bit, over, to_pixels
+from mmsdk.vision.intake.exif import orientation, upright
+from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.intake.source import Encoded
+from mmsdk.vision.types import Image
+
+__all__ = ["decode", "is_picture", "named_failures", "opened", "rgb"]
+
+# Formats with a decoder that needs no other program; each is recognised by its first bytes.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
+PREFIX = 16
+TIFF_ORIENTATION = 274
+
+
+def is_picture(head: bytes) -> bool:
+    """Whether content that begins with `head` is in one of the formats that are read as pictures."""
+    return _factory(head) is not None
+
+
+@contextmanager
+def opened(source: Encoded, limits: Limits) -> Iterator[PIL.Image.Image]:
+    """The picture with its header read and its size checked, closed afterwards. Raises InputError."""
+    with source.open() as file:
+        limits.check_bytes(source.size(), source.name)
+        head = file.read(64)
+        factory = _factory(head)
+        if factory is None:
+            raise InputError(f"neither a picture nor a clip in a known format (begins with {head[:8]!r})", item=source.name)
+        limits.check_size(*_webp_size(head), source.name)
+        file.seek(0)
+        # Not PIL.Image.open: its own limit on pixels is a global of the process, and a warning below twice that limit.
+        with named_failures(source.name), PIL.Image.OPEN[factory][0](file, "") as picture:
+            limits.check_size(picture.height, picture.width, source.name)
+            yield picture
+
+
+def decode(picture: PIL.Image.Image, background: Colour, limits: Limits, item: str) -> Image:
+    """A PIL image as ours, at the frame it stands at; the first of several is noted. The PIL image is not changed."""
+    limits.check_size(picture.height, picture.width, item)
+    notes = _notes(picture)
+    with named_failures(item):
+        return Image(to_pixels(rgb(picture, background, item)), item, notes)
+
+
+def rgb(picture: PIL.Image.Image, background: Colour, item: str) -> npt.NDArray[np.uint8]:
+    """The pixels of a PIL image, h w 3 and upright. Raises InputError for values outside of the range of its mode."""
+    picture.load()
+    # after the pixels: a PNG may tell its orientation behind them
+    exif = picture.info.get("exif", b"")
+    turned = orientation(exif) if isinstance(exif, bytes) and picture.format != "TIFF" else 1
+    return upright(over(_eight_bit(picture, item), background), turned)
+
+
+@contextmanager
+def named_failures(item: str) -> Iterator[None]:
+    """Turn what PIL's decoders raise at damaged content into an InputError that says truncated or corrupt."""
+    try:
+        yield
+    except InputError:
+        raise
+    except PIL.Image.DecompressionBombError as error:
+        raise InputError(f"a part of it exceeds the limit on pixels ({error})", item=item) from error
+    except (OSError, SyntaxError, ValueError, LookupError, EOFError, TypeError, struct.error, zlib.error, OverflowError) as error:
+        cut = any(word in str(error).lower() for word in ("truncated", "eof", "not enough", "too short", "incomplete"))
+        raise InputError(f"the picture is {'truncated' if cut else 'corrupt or truncated'} ({error})", item=item) from error
+
+
+def _factory(head: bytes) -> str | None:
+    for name in FORMATS:
+        if name not in PIL.Image.OPEN:
+            PIL.Image.init()
+        if name in PIL.Image.OPEN:
+            accept = PIL.Image.OPEN[name][1]
+            if accept is not None and accept(head[:PREFIX]) is True:
+                return name
+    return None
+
+
+def _webp_size(head: bytes) -> tuple[int, int]:
+    """Height and width of an extended WebP, whose decoder sets memory aside when it opens; 1, 1 for all else."""
+    if head[:4] != b"RIFF" or head[8:16] != b"WEBPVP8X" or len(head) < 30:
+        return 1, 1
+    return int.from_bytes(head[27:30], "little") + 1, int.from_bytes(head[24:27], "little") + 1
+
+
+def _notes(picture: PIL.Image.Image) -> tuple[str, ...]:
+    # A phone's JPEG may carry a depth map or preview as a second picture (MPO), which is no animation.
+    several = picture.format != "MPO" and getattr(picture, "is_animated", False)
+    return ("the first of several frames; load_video reads them all",) if several else ()
+
+
+def _eight_bit(picture: PIL.Image.Image, item: str) -> npt.NDArray[np.uint8]:
+    """h w c with c 1, 3 or 4."""
+    mode = picture.mode
+    if mode.startswith("I"):
+        # 16 bits, whatever PIL keeps them in
+        values = np.asarray(picture).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise InputError(f"mode {mode} values lie in [{values.min()}, {values.max()}], expected [0, 65535]", item=item)
+        return eight_bit(values.astype(np.uint16), item)[..., None]
+    if mode == "F":
+        return eight_bit(np.asarray(picture), item)[..., None]
+    if picture.has_transparency_data:
+        return np.asarray(picture.convert("RGBA"))
+    return np.asarray(picture.convert("L"))[..., None] if mode in ("1", "L") else np.asarray(picture.convert("RGB"))

@@ -1,0 +1,153 @@
+"""The doors of intake: whatever a user names becomes an `Image` or a `Video`, or an InputError that names it."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from mmsdk.errors import InputError
+from mmsdk.vision.intake.animation import decode_animation
+from mmsdk.vision.intake.arrays import Array, Colour, array_of, picture_of
+from mmsdk.vision.intake.container import container_of
+from mmsdk.vision.intake.image import decode, is_picture, opened
+from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.intake.source import Encoded, Readable, Written, encoded
+from mmsdk.vision.intake.url import Web
+from mmsdk.vision.intake.video import decode_clip
+from mmsdk.vision.sampling import Sampling
+from mmsdk.vision.types import Image, Media, Video
+
+__all__ = ["Frames", "Picture", "Source", "load", "load_all", "load_image", "load_video"]
+
+WHITE = (255, 255, 255)
+EIGHT = Sampling(frames=8)
+
+Picture = Written | PIL.Image.Image | Array | Tensor | Image
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """A clip given as its frames: with `times` in seconds they are all taken as they are, otherwise they are sampled at `fps`."""
+
+    pictures: Sequence[Picture] | Array | Tensor
+    times: Sequence[float] = ()
+    fps: float = 1.0
+
+
+Source = Picture | Video | Frames | Sequence[Picture]
+
+
+def load(source: Source, *, sampling: Sampling = EIGHT, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()) -> Media:
+    """A picture or a clip, decided by content and never by a name's ending.
+
+    A clip is a video container, an array of four dimensions, `Frames`, or a sequence of pictures; all else is a picture, an animation too:
+    its first frame, with a note (`load_video` reads it as a clip). Raises InputError.
+    """
+    if isinstance(source, Image | Video):
+        return source
+    if _written(source):
+        found = encoded(source, limits, web)
+        head = found.head()
+        if container_of(head) and not is_picture(head):
+            return decode_clip(found, sampling, limits, background)
+        return _picture(found, limits, background)
+    if isinstance(source, Frames | list | tuple) or (isinstance(source, np.ndarray | Tensor) and source.ndim == 4):
+        return load_video(source, sampling=sampling, limits=limits, background=background, web=web)
+    return load_image(source, limits=limits, background=background, web=web)
+
+
+def load_image(source: Source, *, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()) -> Image:
+    """One picture, upright, RGB, alpha laid over `background`; of an animation the first frame, with a note.
+
+    From a path, bytes, file object, data URI, PIL image, array or tensor (h w, h w c, c h w; where both ends could be channels, an array
+    is h w c and a tensor c h w), or an `Image`, which is returned as it is. Raises InputError.
+    """
+    if isinstance(source, Image):
+        return source
+    if _written(source):
+        return _picture(encoded(source, limits, web), limits, background)
+    if isinstance(source, PIL.Image.Image):
+        return decode(source, background, limits, "PIL image")
+    if isinstance(source, np.ndarray | Tensor):
+        name = "tensor" if isinstance(source, Tensor) else "array"
+        if source.ndim > 1:
+            limits.check_size(math.prod(source.shape[:-1]) if source.ndim > 3 else source.shape[-2], source.shape[-1], name)
+        return Image(picture_of(array_of(source), background, name, isinstance(source, Tensor)), name)
+    raise InputError(f"{type(source).__name__} is no picture; expected a path, bytes, file object, data URI, PIL image, array or tensor")
+
+
+def load_video(
+    source: Source, *, sampling: Sampling = EIGHT, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()
+) -> Video:
+    """One clip, its frames chosen by `sampling` before any is decoded, with their true times in seconds.
+
+    From a path, bytes, file object or data URI of a video or an animation, from `Frames`, a sequence of pictures or an array t h w c or
+    t c h w (one frame a second, for want of a better word), or a `Video`, which is returned as it is. Raises InputError.
+    """
+    if isinstance(source, Video):
+        return source
+    if _written(source):
+        found = encoded(source, limits, web)
+        kind = decode_animation if is_picture(found.head()) else decode_clip
+        return kind(found, sampling, limits, background)
+    if isinstance(source, Frames):
+        return _clip(source, sampling, limits, background, web)
+    if isinstance(source, list | tuple) or (isinstance(source, np.ndarray | Tensor) and source.ndim == 4):
+        return _clip(Frames(source), sampling, limits, background, web)
+    raise InputError(f"{type(source).__name__} is no clip; expected a video, an animation, Frames, or a list of pictures")
+
+
+def load_all(
+    sources: Sequence[Source], *, sampling: Sampling = EIGHT, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()
+) -> list[Image | Video | InputError]:
+    """Each source as `load` gives it; one that cannot be used becomes its error, which names its place, and leaves the others alone."""
+    results: list[Image | Video | InputError] = []
+    for index, source in enumerate(sources):
+        try:
+            results.append(load(source, sampling=sampling, limits=limits, background=background, web=web))
+        except InputError as error:
+            results.append(error.at(index))
+    return results
+
+
+def _written(source: Source) -> TypeGuard[Written]:
+    return isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | Readable)
+
+
+def _picture(found: Encoded, limits: Limits, background: Colour) -> Image:
+    with opened(found, limits) as picture:
+        return decode(picture, background, limits, found.name)
+
+
+def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, web: Web) -> Video:
+    """Frames as a clip; only those that are taken are decoded."""
+    count, times = len(clip.pictures), [float(time) for time in clip.times]
+    if count == 0:
+        raise InputError("there are no frames in it", item="frames")
+    if times and (len(times) != count or not all(map(math.isfinite, times)) or times != sorted(set(times))):
+        raise InputError(f"{len(times)} times for {count} frames, expected one finite, rising time each", item="frames")
+    if not (math.isfinite(clip.fps) and clip.fps > 0):
+        raise InputError(f"fps is {clip.fps}, expected a number above 0", item="frames")
+    chosen = list(range(count)) if times else sampling.indices(count, clip.fps)
+    frames: list[Tensor] = []
+    for index in chosen:
+        frames.append(_frame(clip.pictures[index], index, limits, background, web))
+        limits.check_clip(len(chosen), *frames[0].shape[1:], "frames")
+        if frames[-1].shape != frames[0].shape:
+            told = f"frame {index} is {tuple(frames[-1].shape[1:])}, the first is {tuple(frames[0].shape[1:])} (height, width)"
+            raise InputError(f"{told}; expected one size", item="frames")
+    stamps = [times[index] if times else index / clip.fps for index in chosen]
+    return Video(torch.stack(frames), torch.tensor(stamps, dtype=torch.float32), "frames")
+
+
+def _frame(picture: Picture, index: int, limits: Limits, background: Colour, web: Web) -> Tensor:
+    try:
+        return load_image(picture, limits=limits, background=background, web=web).pixels
+    except InputError as error:
+        raise InputError(error.message, item=f"frame {index}") from error
