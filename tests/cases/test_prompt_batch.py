@@ -1,6 +1,6 @@
 """Prompts, batches and text output: public bug reports as behaviours. Each test names its case."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,10 +30,13 @@ def tokenizer(backend: Tokenizer) -> TextTokenizer:
 
 
 @pytest.fixture(scope="module")
-def smollm(mini_language: Path) -> Decoder:
-    """The real SmolLM2-135M in float32."""
+def smollm(mini_language: Path) -> Iterator[Decoder]:
+    """The real SmolLM2-135M in float32, on one thread: for matrices this small, threads that wait for a busy core cost most."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     config, state, _ = read_gguf(mini_language, torch.float32)
-    return Decoder.of(config, state)
+    yield Decoder.of(config, state)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
