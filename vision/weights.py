@@ -83,6 +83,13 @@ _TABLES = {"dinov2": _DINOV2, "clip_vision_model": _CLIP, "siglip_vision_model":
 _UNUSED = re.compile(r"embeddings\.mask_token|embeddings\.position_ids|head\..*")
 _ACTIVATIONS: Mapping[object, Activation] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 _PREFIXES = ("", "vision_model.")
+# What a config.json leaves out has the default of its transformers class; SigLIP's published ones say little more than the family.
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "dinov2": {"image_size": 224, "patch_size": 14, "mlp_ratio": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-6},
+    "clip_vision_model": {"image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+    "siglip_vision_model": {"image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
+}
+_BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 
 
 def vit_from_onnx(path: Path) -> ViT:
@@ -113,10 +120,10 @@ def vit_from_transformers(config: Mapping[str, object], tensors: Mapping[str, Te
     vision = config.get("vision_config")
     if isinstance(vision, Mapping):
         # A whole model: what does not belong to sight (text tower, projections) is not ours to check.
-        config = {"model_type": f"{config['model_type']}_vision_model", **vision}
+        config = {"model_type": f"{config.get('model_type')}_vision_model", **vision}
         tensors = {key: value for key, value in tensors.items() if key.startswith("vision_model.")}
     family = config.get("model_type")
-    if family not in _TABLES:
+    if not isinstance(family, str) or family not in _TABLES:
         raise ModelError(f"{name} is of the family {family!r}; a vision transformer is read from {', '.join(_TABLES)}")
     anchor = _TABLES[family][0].sources[0][0].format(x="weight")
     prefix = next((p for p in _PREFIXES if p + anchor in tensors), "")
@@ -124,7 +131,9 @@ def vit_from_transformers(config: Mapping[str, object], tensors: Mapping[str, Te
     return _build(_config(family, config, name), _TABLES[family], plain, name)
 
 
-def _config(family: str, config: Mapping[str, object], name: str) -> ViTConfig:
+def _config(family: str, given: Mapping[str, object], name: str) -> ViTConfig:
+    config = {**_BASE, **_DEFAULTS[family], **given}
+
     def size(key: str) -> int:
         value = config.get(key)
         if not isinstance(value, int) or value < 1:
@@ -167,7 +176,8 @@ def _build(config: ViTConfig, table: Sequence[Rule], tensors: Mapping[str, Tenso
 
 def _rename(wanted: Mapping[str, Tensor], table: Sequence[Rule], tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     rules = {rule.target: rule for rule in table}
-    state, used, missing, wrong = {}, set[str](), list[str](), list[str]()
+    state: dict[str, Tensor] = {}
+    used, missing, wrong = set[str](), list[str](), list[str]()
     for target, like in wanted.items():
         sources = _sources(rules, target)
         found = next((names for names in sources if all(n in tensors for n in names)), ())
