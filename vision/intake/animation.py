@@ -4,8 +4,8 @@ import PIL.Image
 import torch
 
 from mmsdk.errors import InputError
-from mmsdk.vision.intake.arrays import Colour, to_pixels
-from mmsdk.vision.intake.image import named_failures, opened, rgb
+from mmsdk.vision.intake.arrays import Colour, shrinking, shrunk, to_pixels
+from mmsdk.vision.intake.image import named_failures, picture_in, rgb
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.source import Encoded
 from mmsdk.vision.sampling import Sampling
@@ -22,18 +22,18 @@ def decode_animation(source: Encoded, sampling: Sampling, limits: Limits, backgr
 
     Raises InputError for a damaged file, for more frames than `limits.frames`, and for too many pixels together.
     """
-    with opened(source, limits) as picture:
-        starts, length = _starts(picture, limits, source.name)
+    with picture_in(source, limits) as picture:
+        starts, length = _starts(picture, limits, source.item)
         rate = len(starts) / length
         chosen = sampling.indices(len(starts), rate)
-        limits.check_clip(len(chosen), picture.height, picture.width, source.name)
+        scale = limits.scale(len(chosen), picture.height, picture.width)
         frames = []
         for index in chosen:
-            with named_failures(source.name):
+            with named_failures(source.item):
                 picture.seek(index)
-                frames.append(to_pixels(rgb(picture, background, source.name)))
+                frames.append(to_pixels(shrunk(rgb(picture, background, source.item), scale)))
         times = [starts[index] for index in chosen]
-    return Video(torch.stack(frames), torch.tensor(times, dtype=torch.float32), source.name)
+    return Video(torch.stack(frames), torch.tensor(times, dtype=torch.float32), source.item, shrinking(scale))
 
 
 def _starts(picture: PIL.Image.Image, limits: Limits, item: str) -> tuple[list[float], float]:
@@ -48,7 +48,7 @@ def _starts(picture: PIL.Image.Image, limits: Limits, item: str) -> tuple[list[f
         except (OSError, SyntaxError, ValueError, IndexError) as error:
             raise InputError(f"the animation is truncated or corrupt at frame {len(starts)} ({error})", item=item) from error
         starts.append(clock)
-        limits.check_walk(len(starts), item)
+        limits.check_frames(len(starts), item)
         duration = picture.info.get("duration", 0)
         clock += float(duration) / 1000 if isinstance(duration, int | float) and duration > 0 else SHORTEST
     picture.seek(0)

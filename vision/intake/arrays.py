@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 
-__all__ = ["Array", "Colour", "array_of", "eight_bit", "frames_of", "over", "picture_of", "to_pixels"]
+__all__ = ["Array", "Colour", "array_of", "eight_bit", "over", "picture_of", "shrinking", "shrunk", "to_pixels"]
 
 Array = npt.NDArray[Any]
 Colour = tuple[int, int, int]
@@ -37,11 +38,6 @@ def picture_of(array: Array, background: Colour, item: str, channels_first: bool
         raise InputError(f"an array of shape {array.shape} is no picture; expected h w, h w c or c h w, c 1, 3 or 4", item=item)
     pixels = eight_bit(array, item)
     return to_pixels(over(pixels[..., None] if pixels.ndim == 2 else _channels_last(pixels, item, channels_first), background))
-
-
-def frames_of(array: Array) -> list[Array]:
-    """The frames of a clip given as one array of four dimensions, as views."""
-    return list(array)
 
 
 def eight_bit(array: Array, item: str) -> npt.NDArray[np.uint8]:
@@ -80,6 +76,20 @@ def over(pixels: npt.NDArray[np.uint8], background: Colour) -> npt.NDArray[np.ui
 def to_pixels(pixels: npt.NDArray[np.uint8]) -> UInt8[Tensor, "3 h w"]:
     """h w 3 as a new, contiguous tensor 3 h w."""
     return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C", copy=True))
+
+
+def shrunk(pixels: npt.NDArray[np.uint8], scale: float) -> npt.NDArray[np.uint8]:
+    """h w 3 with each side made `scale` times as long, at least one pixel; as it is for a scale of 1."""
+    if scale == 1.0:
+        return pixels
+    height, width = pixels.shape[:2]
+    size = max(1, int(width * scale)), max(1, int(height * scale))
+    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def shrinking(scale: float) -> tuple[str, ...]:
+    """The note on frames that were made smaller."""
+    return (f"frames shrunk to {scale:.3f} of their sides to fit Limits.clip_pixels",) if scale < 1.0 else ()
 
 
 def _channels_last(pixels: npt.NDArray[np.uint8], item: str, channels_first: bool) -> npt.NDArray[np.uint8]:

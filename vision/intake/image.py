@@ -3,6 +3,7 @@
 The content decides the format, never the name. The size is read from the header and checked before anything is decoded.
 """
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -15,38 +16,26 @@ import PIL.Image
 from mmsdk.errors import InputError
 from mmsdk.vision.intake.arrays import Colour, eight_bit, over, to_pixels
 from mmsdk.vision.intake.exif import orientation, upright
+from mmsdk.vision.intake.kinds import Kind
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.source import Encoded
 from mmsdk.vision.types import Image
 
-__all__ = ["decode", "is_picture", "named_failures", "opened", "rgb"]
-
-# Formats with a decoder that needs no other program; each is recognised by its first bytes.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
-PREFIX = 16
-TIFF_ORIENTATION = 274
-
-
-def is_picture(head: bytes) -> bool:
-    """Whether content that begins with `head` is in one of the formats that are read as pictures."""
-    return _factory(head) is not None
+__all__ = ["decode", "named_failures", "picture_in", "rgb"]
 
 
 @contextmanager
-def opened(source: Encoded, limits: Limits) -> Iterator[PIL.Image.Image]:
-    """The picture with its header read and its size checked, closed afterwards. Raises InputError."""
-    with source.open() as file:
-        limits.check_bytes(source.size(), source.name)
-        head = file.read(64)
-        factory = _factory(head)
-        if factory is None:
-            raise InputError(f"neither a picture nor a clip in a known format (begins with {head[:8]!r})", item=source.name)
-        limits.check_size(*_webp_size(head), source.name)
-        file.seek(0)
-        # Not PIL.Image.open: its own limit on pixels is a global of the process, and a warning below twice that limit.
-        with named_failures(source.name), PIL.Image.OPEN[factory][0](file, "") as picture:
-            limits.check_size(picture.height, picture.width, source.name)
-            yield picture
+def picture_in(source: Encoded, limits: Limits) -> Iterator[PIL.Image.Image]:
+    """The picture of a source with its header read and its size checked, closed afterwards. Raises InputError."""
+    limits.check_bytes(source.size, source.item)
+    factory = _factory(source.kind, source.item)
+    # a copy in memory, so that PIL closes that and not a file of the caller's
+    content = source.read(limits)
+    limits.check_size(*_webp_size(content), source.item)
+    # Not PIL.Image.open: its own limit on pixels is a global of the process, and a warning below twice that limit.
+    with named_failures(source.item), PIL.Image.OPEN[factory][0](io.BytesIO(content), "") as picture:
+        limits.check_size(picture.height, picture.width, source.item)
+        yield picture
 
 
 def decode(picture: PIL.Image.Image, background: Colour, limits: Limits, item: str) -> Image:
@@ -80,15 +69,13 @@ def named_failures(item: str) -> Iterator[None]:
         raise InputError(f"the picture is {'truncated' if cut else 'corrupt or truncated'} ({error})", item=item) from error
 
 
-def _factory(head: bytes) -> str | None:
-    for name in FORMATS:
-        if name not in PIL.Image.OPEN:
-            PIL.Image.init()
-        if name in PIL.Image.OPEN:
-            accept = PIL.Image.OPEN[name][1]
-            if accept is not None and accept(head[:PREFIX]) is True:
-                return name
-    return None
+def _factory(kind: Kind, item: str) -> str:
+    name = kind.name.upper()
+    if name not in PIL.Image.OPEN:
+        PIL.Image.init()
+    if kind.clip or name not in PIL.Image.OPEN:
+        raise InputError(f"{kind.name} is {'a clip; load_video reads it' if kind.clip else 'not known to this Pillow'}", item=item)
+    return name
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

@@ -12,38 +12,37 @@ import torch
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.vision.intake.access import ACCESS, Access
 from mmsdk.vision.intake.animation import decode_animation
 from mmsdk.vision.intake.arrays import Array, Colour, array_of, picture_of
-from mmsdk.vision.intake.container import container_of
-from mmsdk.vision.intake.image import decode, is_picture, opened
-from mmsdk.vision.intake.limits import Limits
-from mmsdk.vision.intake.source import Encoded, Readable, Written, encoded
-from mmsdk.vision.intake.url import Web
+from mmsdk.vision.intake.image import decode, picture_in
+from mmsdk.vision.intake.limits import LIMITS, Limits
+from mmsdk.vision.intake.source import Encoded, EncodedSource, Frame, Readable, opened
 from mmsdk.vision.intake.video import decode_clip
 from mmsdk.vision.sampling import Sampling
 from mmsdk.vision.types import Image, Media, Video
 
-__all__ = ["Frames", "Picture", "Source", "load", "load_all", "load_image", "load_video"]
+__all__ = ["Frames", "Source", "load", "load_all", "load_image", "load_video"]
 
 WHITE = (255, 255, 255)
 EIGHT = Sampling(frames=8)
-
-Picture = Written | PIL.Image.Image | Array | Tensor | Image
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
     """A clip given as its frames: with `times` in seconds they are all taken as they are, otherwise they are sampled at `fps`."""
 
-    pictures: Sequence[Picture] | Array | Tensor
+    pictures: Sequence[Frame] | Array | Tensor
     times: Sequence[float] = ()
     fps: float = 1.0
 
 
-Source = Picture | Video | Frames | Sequence[Picture]
+Source = Frame | Video | Frames | Sequence[Frame]
 
 
-def load(source: Source, *, sampling: Sampling = EIGHT, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()) -> Media:
+def load(
+    source: Source, *, sampling: Sampling = EIGHT, limits: Limits = LIMITS, background: Colour = WHITE, access: Access = ACCESS
+) -> Media:
     """A picture or a clip, decided by content and never by a name's ending.
 
     A clip is a video container, an array of four dimensions, `Frames`, or a sequence of pictures; all else is a picture, an animation too:
@@ -52,17 +51,16 @@ def load(source: Source, *, sampling: Sampling = EIGHT, limits: Limits = Limits(
     if isinstance(source, Image | Video):
         return source
     if _written(source):
-        found = encoded(source, limits, web)
-        head = found.head()
-        if container_of(head) and not is_picture(head):
-            return decode_clip(found, sampling, limits, background)
-        return _picture(found, limits, background)
+        with opened(source, limits, access) as found:
+            if found.kind.clip:
+                return decode_clip(found, sampling, limits, background)
+            return _picture(found, limits, background)
     if isinstance(source, Frames | list | tuple) or (isinstance(source, np.ndarray | Tensor) and source.ndim == 4):
-        return load_video(source, sampling=sampling, limits=limits, background=background, web=web)
-    return load_image(source, limits=limits, background=background, web=web)
+        return load_video(source, sampling=sampling, limits=limits, background=background, access=access)
+    return load_image(source, limits=limits, background=background, access=access)
 
 
-def load_image(source: Source, *, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()) -> Image:
+def load_image(source: Source, *, limits: Limits = LIMITS, background: Colour = WHITE, access: Access = ACCESS) -> Image:
     """One picture, upright, RGB, alpha laid over `background`; of an animation the first frame, with a note.
 
     From a path, bytes, file object, data URI, PIL image, array or tensor (h w, h w c, c h w; where both ends could be channels, an array
@@ -71,7 +69,8 @@ def load_image(source: Source, *, limits: Limits = Limits(), background: Colour 
     if isinstance(source, Image):
         return source
     if _written(source):
-        return _picture(encoded(source, limits, web), limits, background)
+        with opened(source, limits, access) as found:
+            return _picture(found, limits, background)
     if isinstance(source, PIL.Image.Image):
         return decode(source, background, limits, "PIL image")
     if isinstance(source, np.ndarray | Tensor):
@@ -83,7 +82,7 @@ def load_image(source: Source, *, limits: Limits = Limits(), background: Colour 
 
 
 def load_video(
-    source: Source, *, sampling: Sampling = EIGHT, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()
+    source: Source, *, sampling: Sampling = EIGHT, limits: Limits = LIMITS, background: Colour = WHITE, access: Access = ACCESS
 ) -> Video:
     """One clip, its frames chosen by `sampling` before any is decoded, with their true times in seconds.
 
@@ -93,39 +92,38 @@ def load_video(
     if isinstance(source, Video):
         return source
     if _written(source):
-        found = encoded(source, limits, web)
-        kind = decode_animation if is_picture(found.head()) else decode_clip
-        return kind(found, sampling, limits, background)
+        with opened(source, limits, access) as found:
+            return (decode_clip if found.kind.clip else decode_animation)(found, sampling, limits, background)
     if isinstance(source, Frames):
-        return _clip(source, sampling, limits, background, web)
+        return _clip(source, sampling, limits, background, access)
     if isinstance(source, list | tuple) or (isinstance(source, np.ndarray | Tensor) and source.ndim == 4):
-        return _clip(Frames(source), sampling, limits, background, web)
+        return _clip(Frames(source), sampling, limits, background, access)
     raise InputError(f"{type(source).__name__} is no clip; expected a video, an animation, Frames, or a list of pictures")
 
 
 def load_all(
-    sources: Sequence[Source], *, sampling: Sampling = EIGHT, limits: Limits = Limits(), background: Colour = WHITE, web: Web = Web()
+    sources: Sequence[Source], *, sampling: Sampling = EIGHT, limits: Limits = LIMITS, background: Colour = WHITE, access: Access = ACCESS
 ) -> list[Image | Video | InputError]:
     """Each source as `load` gives it; one that cannot be used becomes its error, which names its place, and leaves the others alone."""
     results: list[Image | Video | InputError] = []
     for index, source in enumerate(sources):
         try:
-            results.append(load(source, sampling=sampling, limits=limits, background=background, web=web))
+            results.append(load(source, sampling=sampling, limits=limits, background=background, access=access))
         except InputError as error:
             results.append(error.at(index))
     return results
 
 
-def _written(source: Source) -> TypeGuard[Written]:
+def _written(source: Source) -> TypeGuard[EncodedSource]:
     return isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | Readable)
 
 
 def _picture(found: Encoded, limits: Limits, background: Colour) -> Image:
-    with opened(found, limits) as picture:
-        return decode(picture, background, limits, found.name)
+    with picture_in(found, limits) as picture:
+        return decode(picture, background, limits, found.item)
 
 
-def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, web: Web) -> Video:
+def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, access: Access) -> Video:
     """Frames as a clip; only those that are taken are decoded."""
     count, times = len(clip.pictures), [float(time) for time in clip.times]
     if count == 0:
@@ -137,8 +135,9 @@ def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, 
     chosen = list(range(count)) if times else sampling.indices(count, clip.fps)
     frames: list[Tensor] = []
     for index in chosen:
-        frames.append(_frame(clip.pictures[index], index, limits, background, web))
-        limits.check_clip(len(chosen), *frames[0].shape[1:], "frames")
+        frames.append(_frame(clip.pictures[index], index, limits, background, access))
+        if len(frames) == 1:
+            _check_clip(len(chosen), frames[0], limits)
         if frames[-1].shape != frames[0].shape:
             told = f"frame {index} is {tuple(frames[-1].shape[1:])}, the first is {tuple(frames[0].shape[1:])} (height, width)"
             raise InputError(f"{told}; expected one size", item="frames")
@@ -146,8 +145,15 @@ def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, 
     return Video(torch.stack(frames), torch.tensor(stamps, dtype=torch.float32), "frames")
 
 
-def _frame(picture: Picture, index: int, limits: Limits, background: Colour, web: Web) -> Tensor:
+def _check_clip(count: int, first: Tensor, limits: Limits) -> None:
+    pixels = count * first.shape[1] * first.shape[2]
+    if pixels > limits.clip_pixels:
+        told = f"{count} frames are {pixels:,} pixels, but at most {limits.clip_pixels:,} are kept (Limits.clip_pixels)"
+        raise InputError(f"{told}; sample fewer or make them smaller", item="frames")
+
+
+def _frame(picture: Frame, index: int, limits: Limits, background: Colour, access: Access) -> Tensor:
     try:
-        return load_image(picture, limits=limits, background=background, web=web).pixels
+        return load_image(picture, limits=limits, background=background, access=access).pixels
     except InputError as error:
         raise InputError(error.message, item=f"frame {index}") from error

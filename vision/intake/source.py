@@ -1,129 +1,169 @@
-"""From what a user names to encoded bytes: a path, bytes, a file object, a data URI."""
+"""What may be handed over as a picture or a clip, and how its encoded bytes are reached: one seekable stream, whatever the way in."""
 
-import base64
-import binascii
 import io
 import os
-import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
-from urllib.parse import unquote_to_bytes
+
+import numpy as np
+import PIL.Image
+from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.vision.intake.access import Access
+from mmsdk.vision.intake.kinds import HEAD, Kind, kind_of
 from mmsdk.vision.intake.limits import Limits
-from mmsdk.vision.intake.url import Web, fetch
+from mmsdk.vision.intake.uri import file_path, read_data_uri
+from mmsdk.vision.intake.url import fetch
+from mmsdk.vision.types import Image, Video
 
-__all__ = ["Encoded", "Readable", "Written", "encoded"]
-
-HEAD = 65_536
+__all__ = ["Encoded", "EncodedSource", "Frame", "Readable", "Source", "opened"]
 
 
 @runtime_checkable
 class Readable(Protocol):
-    """A file object opened for reading bytes."""
+    """A file that is open for reading bytes."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-Written = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
+EncodedSource = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
+"""A path, a data:, file: or http(s) address, bytes, or an open binary file."""
+
+Frame = EncodedSource | PIL.Image.Image | np.ndarray | Tensor | Image
+"""Anything that is one picture."""
+
+Source = Frame | Video | Sequence[Frame]
+"""Anything that is one picture or one clip; a clip may be given as the sequence of its frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A picture or clip as it was stored: a file that stays where it is, or bytes in memory; `name` is for messages."""
+    """A file's content: where to read it (from its beginning, seekable), what to call it in messages, its format and length."""
 
-    name: str
-    content: Path | bytes
+    stream: BinaryIO
+    item: str
+    kind: Kind
+    size: int
 
-    def open(self) -> BinaryIO:
-        """The content from its first byte; the caller closes it."""
-        if isinstance(self.content, bytes):
-            return io.BytesIO(self.content)
-        try:
-            return self.content.open("rb")
-        except OSError as error:
-            raise InputError(f"the file cannot be read ({error.strerror})", item=self.name) from error
-
-    def head(self) -> bytes:
-        """The first bytes, enough to tell what the content is."""
-        with self.open() as file:
-            return file.read(HEAD)
-
-    def size(self) -> int:
-        """How many bytes there are."""
-        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+    def read(self, limits: Limits) -> bytes:
+        """All of it, if it may be held in memory."""
+        limits.check_bytes(self.size, self.item)
+        self.stream.seek(0)
+        return self.stream.read()
 
 
-def encoded(source: Written, limits: Limits, web: Web) -> Encoded:
-    """Find the bytes of a source. A file is not read yet; all else is, up to `limits.bytes`.
+@contextmanager
+def opened(source: EncodedSource, limits: Limits, access: Access) -> Iterator[Encoded]:
+    """Open a source for the time of a `with`; a file of the caller's is left open, and where it was.
 
-    Raises InputError for what is missing, empty, too large, or not allowed (addresses on the web, file URIs).
+    Raises InputError, naming the source, where there is no such file, it is not a regular file, it cannot be read, or its content is
+    in no format that is read.
     """
-    found = _found(source, limits, web)
-    if found.size() == 0:
-        raise InputError("there are no bytes in it (a file object that was read before needs seek(0))", item=found.name)
-    return found
-
-
-def _found(source: Written, limits: Limits, web: Web) -> Encoded:
     if isinstance(source, bytes | bytearray | memoryview):
-        limits.check_bytes(memoryview(source).nbytes, "bytes")
-        return Encoded("bytes", bytes(source))
-    if isinstance(source, str):
-        return _text(source, limits, web)
-    if isinstance(source, os.PathLike):
-        return _path(Path(source))
-    return Encoded("file object", _read(source, limits))
+        yield _encoded(io.BytesIO(source), "bytes")
+    elif isinstance(source, str | os.PathLike):
+        with _located(source, limits, access) as encoded:
+            yield encoded
+    else:
+        with _borrowed(source, limits) as encoded:
+            yield encoded
 
 
-def _text(source: str, limits: Limits, web: Web) -> Encoded:
-    scheme = source.lstrip()[:8].lower()
-    if scheme.startswith("data:"):
-        return Encoded("data URI", _data_uri(source, limits))
-    if scheme.startswith(("http://", "https://")):
-        return Encoded(source.strip(), fetch(source.strip(), web, limits))
-    if scheme.startswith("file:"):
-        raise InputError("file URIs are not followed; pass the path itself", item=source[:80])
-    return _path(Path(source))
+@contextmanager
+def _located(source: str | os.PathLike[str], limits: Limits, access: Access) -> Iterator[Encoded]:
+    scheme = source[:8].partition(":")[0].lower() if isinstance(source, str) else ""
+    if scheme == "data":
+        yield _encoded(io.BytesIO(read_data_uri(str(source), limits)), "data URI")
+    elif scheme in {"http", "https"}:
+        yield _encoded(io.BytesIO(fetch(str(source), access, limits)), str(source).partition("?")[0][:200])
+    else:
+        path = file_path(str(source), access.files) if scheme == "file" else Path(source)
+        with _file(path) as stream:
+            yield _encoded(stream, str(path))
 
 
-def _path(path: Path) -> Encoded:
-    # a path with a zero byte, or far too long, is a mistake in the input and not in the file system
+def _file(path: Path) -> BinaryIO:
+    item = str(path)[:200]
     try:
-        if path.is_file():
-            return Encoded(str(path), path)
-        there = path.exists()
+        # a pipe or a device would block, or never end
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError("a folder, a device or a pipe, not a file", item=item)
+        return path.open("rb")
+    except FileNotFoundError:
+        raise InputError("there is no such file", item=item) from None
+    except ValueError as error:
+        raise error if isinstance(error, InputError) else InputError(f"not a path: {error}", item=item) from None
+    except OSError as error:
+        raise InputError(f"cannot be opened: {error.strerror or error}", item=item) from None
+
+
+@contextmanager
+def _borrowed(source: Readable, limits: Limits) -> Iterator[Encoded]:
+    """A file object of the caller's: read in place where it can seek, else into memory."""
+    if not isinstance(source, Readable):
+        raise InputError(_not_a_source(source), item=type(source).__name__)
+    item = _name(source)
+    place = _rewound(source, item)
+    if place is None:
+        yield _encoded(io.BytesIO(_drained(source, limits, item)), item)
+        return
+    try:
+        yield _encoded(_binary(source, item), item)
+    finally:
+        source.seek(place)  # type: ignore[attr-defined]
+
+
+def _name(source: Readable) -> str:
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) and name else "file"
+
+
+def _rewound(source: Readable, item: str) -> int | None:
+    """Go to the beginning and say where the file was; None where it cannot seek."""
+    try:
+        place: int = source.tell()  # type: ignore[attr-defined]
+        source.seek(0)  # type: ignore[attr-defined]
+    except (AttributeError, OSError):
+        return None
+    except ValueError as error:
+        raise InputError(f"cannot be read: {error}", item=item) from None
+    return place
+
+
+def _binary(source: Readable, item: str) -> BinaryIO:
+    if not isinstance(source.read(0), bytes):
+        raise InputError("opened as text; open it in binary mode ('rb')", item=item)
+    return source  # type: ignore[return-value]
+
+
+def _drained(source: Readable, limits: Limits, item: str) -> bytes:
+    try:
+        data = source.read(limits.held_bytes + 1)
     except (OSError, ValueError) as error:
-        raise InputError(f"this is no path ({error})", item=str(path)[:80]) from error
-    raise InputError("this is a folder or device, expected a file" if there else "there is no such file", item=str(path)[:200])
+        raise InputError(f"cannot be read: {error}", item=item) from None
+    if not isinstance(data, bytes):
+        raise InputError("opened as text; open it in binary mode ('rb')", item=item)
+    limits.check_bytes(len(data), item)
+    return data
 
 
-def _read(file: Readable, limits: Limits) -> bytes:
-    pieces: list[bytes] = []
-    total = 0
-    while piece := file.read(min(2**20, limits.bytes + 1 - total)):
-        if not isinstance(piece, bytes):
-            raise InputError(f"the file object gives {type(piece).__name__}, expected bytes; open it in mode 'rb'", item="file object")
-        total += len(piece)
-        limits.check_bytes(total, "file object")
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _data_uri(source: str, limits: Limits) -> bytes:
-    kind, comma, payload = source.strip()[len("data:") :].partition(",")
-    if not comma:
-        raise InputError("there is no comma between the type and the data", item="data URI")
-    mime, *parameters = (part.strip().lower() for part in kind.split(";"))
-    if mime and not mime.startswith(("image/", "video/", "application/octet-stream")):
-        raise InputError(f"the type is {mime}, expected image/... or video/...", item="data URI")
-    # base64 is four characters for three bytes; refused before it is decoded
-    limits.check_bytes(len(payload) * 3 // 4 if "base64" in parameters else len(payload) // 3, "data URI")
-    if "base64" not in parameters:
-        return unquote_to_bytes(payload)
-    letters = re.sub(r"\s+", "", unquote_to_bytes(payload).decode("latin-1")).rstrip("=").translate(str.maketrans("-_", "+/"))
+def _encoded(stream: BinaryIO, item: str) -> Encoded:
     try:
-        return base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
-    except binascii.Error as error:
-        raise InputError(f"the data is not base64 ({error})", item="data URI") from error
+        head = stream.read(HEAD)
+        size = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", item=item) from None
+    return Encoded(stream, item, kind_of(head, item), size)
+
+
+def _not_a_source(source: object) -> str:
+    return (
+        "cannot be read as a picture or a clip; pass a path, bytes, a binary file, a PIL image, an array, a tensor, a data URI, "
+        f"or a list of frames, not {type(source).__name__}"
+    )

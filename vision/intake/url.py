@@ -1,121 +1,173 @@
-"""Pictures and clips from the web: off until hosts are allowed, and never a way into a private network.
+"""http(s) addresses: off unless their hosts are allowed, and then fetched from the very address that was checked.
 
-Every hop of a redirect is checked anew: its scheme, its host against the allow-list, every address that its name resolves to. The name is
-resolved once, and the connection goes to the address that was checked, so that a second answer of the resolver changes nothing.
+A name is resolved once for each hop, every address that it resolves to is checked, and the connection goes to one of those: a resolver
+that answers differently the next time (DNS rebinding) is never asked again. Redirects are off by default; each one that is followed
+passes the same checks.
 """
 
 import http.client
-import ipaddress
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
-from urllib.parse import SplitResult, urljoin, urlsplit
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from mmsdk.errors import InputError
+from mmsdk.vision.intake.access import PORTS, Access
 from mmsdk.vision.intake.limits import Limits
 
-__all__ = ["Web", "fetch", "resolve"]
+__all__ = ["Resolve", "fetch", "resolve"]
 
-REDIRECTS = (301, 302, 303, 307, 308)
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+Resolve = Callable[[str, int], list[str]]
+"""(host, port) -> the host's addresses."""
+
+_MOVED = {301, 302, 303, 307, 308}
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, by the system's resolver."""
-    return [str(answer[4][0]) for answer in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    """The addresses that this machine's resolver knows for a host."""
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-@dataclass(frozen=True, slots=True)
-class Web:
-    """What may be fetched: nothing by default, only from the host names in `hosts` otherwise.
+def fetch(url: str, access: Access, limits: Limits, resolver: Resolve = resolve) -> bytes:
+    """What is at `url`, at most `limits.held_bytes`.
 
-    `private` are networks ("127.0.0.1/32") that may be reached though they are not public. At most `redirects` are followed; `timeout`
-    is in seconds and holds for each read.
+    Raises InputError, naming the address without its query, where it may not be reached, does not answer with 200, is too large, or is
+    not complete within `access.seconds`.
     """
-
-    hosts: tuple[str, ...] = ()
-    private: tuple[str, ...] = ()
-    redirects: int = 3
-    timeout: float = 10.0
-    resolver: Callable[[str, int], list[str]] = resolve
-
-
-def fetch(url: str, web: Web, limits: Limits) -> bytes:
-    """The bytes behind an http(s) address. Raises InputError for what is not allowed, fails, or is larger than `limits.bytes`."""
-    for _ in range(web.redirects + 1):
-        address = _checked(url, web)
-        try:
-            found = _get(url, address, web, limits)
-        except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"cannot be fetched ({error})", item=url) from error
-        if isinstance(found, bytes):
-            return found
-        url = found
-    raise InputError(f"more than {web.redirects} redirects", item=url)
+    deadline = _Deadline(access.seconds)
+    for _ in range(access.redirects + 1):
+        item = _shown(url)
+        parts, host, port = _parsed(url, item)
+        if not access.admits(host, port):
+            raise InputError(f"{host}:{port} is not among the hosts that may be fetched from; allow it with Access(hosts=...)", item=item)
+        addresses = _checked(host, port, access, resolver, item)
+        answer = _get(parts, host, port, addresses, deadline, limits, item)
+        if isinstance(answer, bytes):
+            return answer
+        target = urljoin(url, answer)
+        if parts.scheme == "https" and not target.lower().startswith("https:"):
+            raise InputError("redirects from https to an address that is not https", item=item)
+        url = target
+    raise InputError(f"redirects further than is followed (Access.redirects is {access.redirects}): to {_shown(url)}", item=item)
 
 
-class _Pinned(http.client.HTTPConnection):
-    """A connection to the address that was checked, whatever the name resolves to by now."""
-
-    def __init__(self, parts: SplitResult, address: str, timeout: float) -> None:
-        super().__init__(parts.hostname or "", parts.port or _port(parts), timeout=timeout)
-        self._address = address
-        self._secure = parts.scheme == "https"
-
-    def connect(self) -> None:
-        plain = socket.create_connection((self._address, self.port), self.timeout)
-        self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host) if self._secure else plain
+def _shown(url: str) -> str:
+    """The address for messages: without query, fragment or password, which may be secret."""
+    before, _, rest = url.partition("://")
+    return f"{before}://{rest.partition('?')[0].partition('#')[0].rpartition('@')[2]}"[:200]
 
 
-def _port(parts: SplitResult) -> int:
-    return 443 if parts.scheme == "https" else 80
-
-
-def _checked(url: str, web: Web) -> str:
-    """The address to connect to, after scheme, host and addresses were found to be allowed."""
+def _parsed(url: str, item: str) -> tuple[SplitResult, str, int]:
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or _port(parts)
+        port = parts.port or PORTS.get(parts.scheme, 0)
+        host = (parts.hostname or "").rstrip(".").encode("idna").decode("ascii").lower()
     except ValueError as error:
-        raise InputError(f"this is no address ({error})", item=url) from error
-    if parts.scheme not in ("http", "https") or host not in web.hosts:
-        allowed = ", ".join(web.hosts) or "none"
-        raise InputError(f"the host {host!r} is not allowed (allowed: {allowed}); pass web=Web(hosts=(...)) or the bytes", item=url)
+        raise InputError(f"not an address that can be read: {error}", item=item) from None
+    if parts.scheme not in PORTS or not host:
+        raise InputError("only http and https addresses with a host are fetched", item=item)
+    if parts.username is not None:
+        raise InputError("addresses with a user name are not fetched", item=item)
+    return parts, host, port
+
+
+def _checked(host: str, port: int, access: Access, resolver: Resolve, item: str) -> list[str]:
     try:
-        addresses = web.resolver(host, port)
-    except OSError as error:
-        raise InputError(f"the host {host!r} does not resolve ({error})", item=url) from error
-    refused = [address for address in addresses if not _permitted(address, web)]
-    if refused or not addresses:
-        raise InputError(f"the host {host!r} leads to {refused or 'no address'}, which is not public; refused", item=url)
-    return addresses[0]
+        addresses = list(dict.fromkeys(resolver(host, port)))
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"the host {host} is not known: {error}", item=item) from None
+    if not addresses:
+        raise InputError(f"the host {host} has no address", item=item)
+    for address in addresses:
+        if not access.reaches(address):
+            raise InputError(f"{host} is at {address}, which is not public; allow it with Access(networks=...)", item=item)
+    return addresses
 
 
-def _permitted(address: str, web: Web) -> bool:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        # an IPv4 address may hide inside an IPv6 one
-        ip = ip.ipv4_mapped or ip.sixtofour or (ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else ip)
-    allowed = [ipaddress.ip_network(network) for network in web.private]
-    return any(ip in network for network in allowed) or (ip.is_global and not ip.is_multicast)
-
-
-def _get(url: str, address: str, web: Web, limits: Limits) -> bytes | str:
-    """The body, or where the answer redirects to."""
-    parts = urlsplit(url)
-    connection = _Pinned(parts, address, web.timeout)
+def _get(parts: SplitResult, host: str, port: int, addresses: list[str], deadline: "_Deadline", limits: Limits, item: str) -> bytes | str:
+    """The body of the answer, or the address that it redirects to."""
     try:
-        connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), headers={"User-Agent": "mmsdk"})
-        answer = connection.getresponse()
-        if answer.status in REDIRECTS:
-            return urljoin(url, answer.getheader("Location") or "")
-        if answer.status != 200:
-            raise InputError(f"the server answers {answer.status} {answer.reason}", item=url)
-        body = answer.read(limits.bytes + 1)
-        limits.check_bytes(len(body), url)
-        if not body or (answer.length or 0) > 0:
-            raise InputError("the answer is empty or ends before its announced length (truncated)", item=url)
+        with deadline.connection(addresses, port) as raw, _secured(raw, host, parts.scheme) as wire:
+            return _ask(wire, parts, host, port, limits, item)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, InputError) and not deadline.over:
+            raise
+        why = f"not complete within {deadline.seconds:g} s (Access.seconds)" if deadline.over else f"cannot be fetched: {error}"
+        raise InputError(why, item=item) from None
+
+
+def _secured(raw: socket.socket, host: str, scheme: str) -> socket.socket:
+    return ssl.create_default_context().wrap_socket(raw, server_hostname=host) if scheme == "https" else raw
+
+
+def _ask(wire: socket.socket, parts: SplitResult, host: str, port: int, limits: Limits, item: str) -> bytes | str:
+    connection = http.client.HTTPConnection(host, port)
+    connection.sock = wire
+    named = (f"[{host}]" if ":" in host else host) + ("" if port == PORTS[parts.scheme] else f":{port}")
+    target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~") + ("?" + quote(parts.query, safe="/%:@!$&'()*+,;=~?") if parts.query else "")
+    # an answer that is packed could unfold to any size
+    connection.request("GET", target, headers={"Host": named, "Accept-Encoding": "identity", "User-Agent": "mmsdk"})
+    with connection.getresponse() as answer:
+        if answer.status in _MOVED:
+            return _location(answer, item)
+        if answer.status != http.client.OK:
+            raise InputError(f"answered {answer.status} {answer.reason}".strip()[:100], item=item)
+        if answer.getheader("Content-Encoding", "identity").lower() != "identity":
+            raise InputError("answered with packed content, which was not asked for", item=item)
+        limits.check_bytes(answer.length or 0, item)
+        body = answer.read(limits.held_bytes + 1)
+        limits.check_bytes(len(body), item)
+        if answer.length:
+            raise InputError(f"the connection ended {answer.length:,} bytes early", item=item)
         return body
-    finally:
-        connection.close()
+
+
+def _location(answer: http.client.HTTPResponse, item: str) -> str:
+    location = answer.getheader("Location")
+    if not location:
+        raise InputError(f"answered {answer.status} without saying where to", item=item)
+    return location
+
+
+class _Deadline:
+    """Cuts the connection when the time for the whole transfer is over, however slowly its bytes trickle in."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def over(self) -> bool:
+        """Whether the time has passed."""
+        return time.monotonic() >= self._end
+
+    @contextmanager
+    def connection(self, addresses: list[str], port: int) -> Iterator[socket.socket]:
+        """A connection to the first address that takes one, cut when the time is over."""
+        with self._connected(addresses, port) as wire, wire.dup() as cutter:
+            timer = threading.Timer(max(0.0, self._end - time.monotonic()), _cut, [cutter])
+            timer.daemon = True
+            timer.start()
+            try:
+                yield wire
+            finally:
+                timer.cancel()
+                timer.join()
+
+    def _connected(self, addresses: list[str], port: int) -> socket.socket:
+        for place, address in enumerate(addresses):
+            try:
+                return socket.create_connection((address, port), timeout=max(0.001, self._end - time.monotonic()))
+            except OSError:
+                if self.over or place == len(addresses) - 1:
+                    raise
+        raise AssertionError("there is at least one address")
+
+
+def _cut(wire: socket.socket) -> None:
+    # TLS keeps the socket for itself; a second handle on the same connection can end it all the same
+    with suppress(OSError):
+        wire.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,8 @@
 """One clip from encoded bytes: frames chosen before decoding, read one at a time, with their true times."""
 
+import io
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from mmsdk.errors import InputError
-from mmsdk.vision.intake.arrays import Colour, over, to_pixels
-from mmsdk.vision.intake.container import codec_of, container_of
+from mmsdk.vision.intake.arrays import Colour, over, shrinking, shrunk, to_pixels
+from mmsdk.vision.intake.codec import codec_of
+from mmsdk.vision.intake.kinds import Kind
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.opencv import OpenCVReader
 from mmsdk.vision.intake.source import Encoded
@@ -55,15 +58,12 @@ class Reader(Protocol):
 
 def decode_clip(source: Encoded, sampling: Sampling, limits: Limits, background: Colour) -> Video:
     """Sample a clip. Raises InputError for what is no clip, has no decoder (the codec is named), no frame, or is too large."""
-    head = source.head()
-    if not container_of(head):
-        raise InputError(f"neither a picture nor a clip in a known format (begins with {head[:8]!r})", item=source.name)
     with _on_disk(source) as path:
         reader: Reader = OpenCVReader(path)
         try:
             if not reader.opens:
-                raise InputError(_unreadable(head, path, reader), item=source.name)
-            return sampled(reader, sampling, limits, background, source.name)
+                raise InputError(_unreadable(source.kind, path, reader), item=source.item)
+            return sampled(reader, sampling, limits, background, source.item)
         finally:
             reader.close()
 
@@ -75,57 +75,58 @@ def sampled(reader: Reader, sampling: Sampling, limits: Limits, background: Colo
     notes: tuple[str, ...] = ()
     if count == 0:
         count, notes = _walked(reader, limits, item), ("the header tells no number of frames; they were counted",)
-    frames = _taken(reader, sampling, count, rate, limits, background, item)
+    scale = _scale(reader, sampling.number(count, rate), limits, item)
+    frames = _taken(reader, sampling.indices(count, rate), scale, background)
     if len(frames) < sampling.number(count, rate):
         decodable = _walked(reader, limits, item)
         notes = (*notes, f"damaged or cut: {decodable} of {count} promised frames decode")
-        frames = _taken(reader, sampling, decodable, rate, limits, background, item)
+        frames = _taken(reader, sampling.indices(decodable, rate), scale, background)
     if not frames:
         raise InputError("the clip has no frame that decodes", item=item)
     pixels, times = zip(*frames, strict=True)
     if len({frame.shape for frame in pixels}) > 1:
         raise InputError("the size of the picture changes within the clip", item=item)
-    return Video(torch.stack(pixels), torch.tensor(times, dtype=torch.float32), item, notes)
+    return Video(torch.stack(pixels), torch.tensor(times, dtype=torch.float32), item, notes + shrinking(scale))
 
 
-def _taken(
-    reader: Reader, sampling: Sampling, count: int, rate: float, limits: Limits, background: Colour, item: str
-) -> list[tuple[torch.Tensor, float]]:
-    if count == 0:
-        return []
-    limits.check_clip(sampling.number(count, rate), *reader.size, item)
-    return [(to_pixels(over(pixels, background)), time) for pixels, time in reader.frames(sampling.indices(count, rate))]
+def _scale(reader: Reader, number: int, limits: Limits, item: str) -> float:
+    """How much frames shrink, told by the header; a header without a size, or a clip without a frame, fails later and by name."""
+    height, width = reader.size
+    if number == 0 or height * width == 0:
+        return 1.0
+    limits.check_size(height, width, item)
+    limits.check_frames(number, item)
+    return limits.scale(number, height, width)
+
+
+def _taken(reader: Reader, wanted: Sequence[int], scale: float, background: Colour) -> list[tuple[torch.Tensor, float]]:
+    return [(to_pixels(shrunk(over(pixels, background), scale)), time) for pixels, time in reader.frames(wanted)]
 
 
 def _walked(reader: Reader, limits: Limits, item: str) -> int:
     count = reader.walk(limits.frames)
-    limits.check_walk(count, item)
+    if count:
+        limits.check_frames(count, item)
     return count
 
 
 @contextmanager
 def _on_disk(source: Encoded) -> Iterator[Path]:
-    """The clip as a file: bytes go to a temporary one that is removed."""
-    if isinstance(source.content, Path):
-        yield source.content
+    """The clip as a file: one that is open as such is read in place, all else goes to a temporary one that is removed."""
+    name = source.stream.name if isinstance(source.stream, io.BufferedReader) else ""
+    if isinstance(name, str) and os.path.isfile(name) and os.path.samestat(os.stat(name), os.fstat(source.stream.fileno())):
+        yield Path(name)
         return
-    folder = Path(tempfile.mkdtemp(prefix="mmsdk-clip-"))
-    try:
-        path = folder / "clip"
-        path.write_bytes(source.content)
+    # a folder, because an open temporary file cannot be opened again on every system
+    with tempfile.TemporaryDirectory(prefix="mmsdk-clip-") as folder:
+        path = Path(folder) / "clip"
+        with path.open("wb") as file:
+            shutil.copyfileobj(source.stream, file)
         yield path
-    finally:
-        shutil.rmtree(folder)
 
 
-def _unreadable(head: bytes, path: Path, reader: Reader) -> str:
-    codec = codec_of(head)
+def _unreadable(kind: Kind, path: Path, reader: Reader) -> str:
+    codec = codec_of(path)
     if codec == "unknown":
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 2**20))
-            # a camera writes the header of an MP4 behind the frames
-            codec = codec_of(file.read())
-    kind = container_of(head)
-    if codec == "unknown":
-        return f"the clip ({kind}) is truncated or corrupt: its header is missing or cannot be read"
-    return f"the clip ({kind}) cannot be decoded: {reader.name} has no decoder for the codec {codec}, or the header is corrupt"
+        return f"the clip ({kind.name}) is truncated or corrupt: its header is missing or cannot be read"
+    return f"the clip ({kind.name}) cannot be decoded: {reader.name} has no decoder for the codec {codec}, or the header is corrupt"

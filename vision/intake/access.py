@@ -1,0 +1,58 @@
+"""What a source may reach beyond the bytes that it hands over: which hosts, which networks, which files."""
+
+import ipaddress
+from dataclasses import dataclass
+
+from mmsdk.errors import InputError
+
+__all__ = ["ACCESS", "PORTS", "Access"]
+
+PORTS = {"http": 80, "https": 443}
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What sources may reach beyond what they hand over themselves. The default is nothing.
+
+    `hosts`: names that may be fetched from by http or https: "images.example.org", "*.example.org" (any name below it), "*" (any), with
+    ":port" for ports other than 80 and 443. `networks`: networks that count as public although they are not, such as "10.1.0.0/16".
+    `redirects`: how many are followed. `seconds`: for the whole transfer, redirects included. `files`: whether file: addresses are read.
+    """
+
+    hosts: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    redirects: int = 0
+    seconds: float = 10.0
+    files: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            for network in self.networks:
+                ipaddress.ip_network(network)
+        except ValueError as error:
+            raise InputError(f"networks are written like 10.1.0.0/16: {error}", item="access") from None
+
+    def admits(self, host: str, port: int) -> bool:
+        """Whether `hosts` names this host at this port."""
+        usual = port in PORTS.values()
+        names = [entry.removesuffix(f":{port}") for entry in self.hosts if entry.endswith(f":{port}") or (usual and ":" not in entry)]
+        return any(name == "*" or name.lower() == host or (name[:2] == "*." and host.endswith(name[1:].lower())) for name in names)
+
+    def reaches(self, address: str) -> bool:
+        """Whether a connection to this address is allowed: it is public, or in one of `networks`."""
+        seen = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
+        inside = any(seen in network for network in map(ipaddress.ip_network, self.networks) if network.version == seen.version)
+        return inside or (seen.is_global and not seen.is_multicast)
+
+
+ACCESS = Access()
+
+
+def _unwrapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IPv4 address inside an IPv6 address that only carries one."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
