@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ __all__ = ["Reader", "decode_clip", "sampled"]
 RATE = 25.0
 
 
+@runtime_checkable
 class Reader(Protocol):
     """A clip that can be stepped through."""
 
