@@ -1,7 +1,11 @@
-"""Which frames of a clip are looked at: chosen from the count and the rate, before a single frame is decoded."""
+"""Which frames of a clip are looked at: chosen by their times, before a single frame is decoded."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from mmsdk.errors import InputError
 
@@ -10,36 +14,59 @@ __all__ = ["Sampling"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How many frames to take: `frames` spread over the clip, or `fps` of them for each second. Exactly one of the two is given.
+    """How many frames to take: `frames` spread over the clip, `fps` of them for each second, or `fps` but at most `frames`.
 
-    `frames` takes the middle frame of as many equal parts of the clip, and every frame of a clip that has fewer. `fps` takes the frame
-    that is shown at 0, 1/fps, 2/fps ... seconds, and may be a fraction.
+    `frames` takes what is shown in the middle of as many equal parts of the clip, and every frame of a clip that has no more. `fps`
+    takes what is shown at 0, 1/fps, 2/fps ... seconds, and may be a fraction; where that is more than `frames`, `frames` decides.
     """
 
     frames: int | None = None
     fps: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.frames is None) == (self.fps is None):
+        if self.frames is None and self.fps is None:
             raise InputError("give one of the two: Sampling(frames=8) or Sampling(fps=2.0)", item="sampling")
         if self.frames is not None and self.frames < 1:
             raise InputError(f"frames is {self.frames}, expected at least 1", item="sampling")
         if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):
             raise InputError(f"fps is {self.fps}, expected a number above 0", item="sampling")
 
-    def number(self, count: int, rate: float) -> int:
-        """How many frames are taken of a clip of `count` frames at `rate` frames a second."""
-        if self.frames is not None:
-            return min(self.frames, count)
-        assert self.fps is not None
-        # the small step back keeps a clip of exactly 2 s at 1 fps from gaining a third frame by rounding
-        return min(count, max(1, math.ceil(count / rate * self.fps - 1e-6)))
+    def chosen(self, starts: Sequence[float] | npt.NDArray[np.float64], length: float | None = None) -> list[int]:
+        """The frames taken of a clip whose frames are shown from `starts` (seconds, strictly rising) on: strictly rising indices.
+
+        `length` is the clip's in seconds; without it, the last frame is shown as long as the frames before it, by their median.
+        """
+        shown = np.asarray(starts, np.float64)
+        if len(shown) < 2:
+            return list(range(len(shown)))
+        shown = shown - shown[0]
+        gap = float(np.median(np.diff(shown)))
+        end = max(float(shown[-1]) + gap if length is None else length, float(shown[-1]))
+        # a frame is shown until the next one; the small step forward undoes the rounding of exact ratios
+        at = shown - 1e-4 * gap
+        if self.fps is not None:
+            # the small step back keeps a clip of exactly 2 s at 1 fps from gaining a third frame by rounding
+            number = max(1, math.ceil(end * self.fps - 1e-6))
+            by_rate = range(len(shown)) if number >= len(shown) else np.unique(_shown(at, np.arange(number) / self.fps)).tolist()
+            if self.frames is None or len(by_rate) <= self.frames:
+                return list(by_rate)
+        assert self.frames is not None
+        return _spread(at, end, min(self.frames, len(shown)))
 
     def indices(self, count: int, rate: float) -> list[int]:
-        """The frames taken of a clip of `count` frames at `rate` frames a second, from 0 and strictly increasing."""
-        number = self.number(count, rate)
-        if self.frames is not None or number == count:
-            return [(2 * place + 1) * count // (2 * number) for place in range(number)]
-        assert self.fps is not None
-        # a frame is shown until the next one, hence the floor; the small step forward undoes the rounding of exact ratios
-        return [min(math.floor(place * rate / self.fps + 1e-6), count - 1) for place in range(number)]
+        """The frames taken of a clip of `count` frames at a constant `rate` frames a second."""
+        return self.chosen(np.arange(count) / rate, count / rate)
+
+
+def _shown(starts: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The frame that is on show at each time."""
+    return np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+
+
+def _spread(starts: npt.NDArray[np.float64], end: float, number: int) -> list[int]:
+    """Exactly `number` frames, on show in the middle of as many equal parts; where one frame fills several, its neighbours follow."""
+    order = np.arange(number)
+    middles = _shown(starts, (order + 0.5) * end / number)
+    rising = np.maximum.accumulate(middles - order) + order
+    spread: list[int] = np.minimum(rising, len(starts) - number + order).tolist()
+    return spread

@@ -24,8 +24,7 @@ def decode_animation(source: Encoded, sampling: Sampling, limits: Limits, backgr
     """
     with picture_in(source, limits) as picture:
         starts, length = _starts(picture, limits, source.item)
-        rate = len(starts) / length
-        chosen = sampling.indices(len(starts), rate)
+        chosen = sampling.chosen(starts, length)
         scale = limits.scale(len(chosen), picture.height, picture.width)
         frames = []
         for index in chosen:

@@ -1,21 +1,23 @@
 """What a clip is coded with, as its container's header writes it: to name the codec where there is no decoder for it."""
 
 import re
-from pathlib import Path
+
+from mmsdk.vision.intake.source import Stream
 
 __all__ = ["codec_of"]
 
 SEARCHED = 2**20
-PATTERNS = (rb"stsd.{12}(\w{4})", rb"strh.{4}vids(\w{4})", rb"(V_[A-Z0-9/]{3,20})", rb"^DKIF.{4}(\w{4})")
+PATTERNS = (rb"stsd.{12}([\w.]{4})", rb"strh.{4}vids(\w{4})", rb"(V_[A-Z0-9/]{3,20})", rb"^DKIF.{4}(\w{4})")
 
 
-def codec_of(path: Path) -> str:
-    """The name of a clip's video codec, "unknown" where it is not found in the file's first or last megabyte."""
-    with path.open("rb") as file:
-        head = file.read(SEARCHED)
-        # a camera writes the header of an MP4 behind the frames
-        file.seek(max(0, path.stat().st_size - SEARCHED))
-        tail = file.read(SEARCHED)
+def codec_of(stream: Stream) -> str:
+    """The name of a clip's video codec, "unknown" where it is not found in the first or last megabyte."""
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    head = stream.read(SEARCHED)
+    # a camera writes the header of an MP4 behind the frames
+    stream.seek(max(0, size - SEARCHED))
+    tail = stream.read(SEARCHED)
     for pattern in PATTERNS:
         found = re.search(pattern, head, re.DOTALL) or re.search(pattern, tail, re.DOTALL)
         if found:

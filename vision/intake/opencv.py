@@ -1,75 +1,121 @@
 """Clips by OpenCV's FFmpeg, which every installation has."""
 
+import io
+import math
+import os
+import shutil
+import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
+from mmsdk.errors import InputError
+from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.intake.reader import RATE, SAME
+from mmsdk.vision.intake.source import Encoded
+
 __all__ = ["OpenCVReader"]
 
-# Frames that are cheaper to step over than to seek across: a seek goes back to the last keyframe.
-STEP = 96
+# A rate above this is a mistake of the header.
+FASTEST = 1000.0
+# Pixel formats with alpha, which OpenCV drops: it would show what lies under transparent places.
+ALPHA = {b"ARGB", b"RGBA", b"ABGR", b"BGRA", b"Y42A", b"Y4\x0b\x08", b"Y4\x0a\x08"}
 
 
 class OpenCVReader:
-    """A clip in a file. `count` is 0 where the header does not tell; `opens` says whether there is a decoder for it."""
+    """A clip, read twice: once for the time of every frame, without decoding; once for the frames that are wanted.
 
-    name = "OpenCV"
+    OpenCV cannot seek exactly, so that everything up to the last wanted frame is decoded. Raises InputError for what it cannot open.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, source: Encoded, limits: Limits) -> None:
+        self._path, self._kind, self._item, self._limits = path, source.kind, source.item, limits
+        with self._capture() as capture:
+            rate = float(capture.get(cv2.CAP_PROP_FPS))
+            self._rate = rate if math.isfinite(rate) and 0 < rate <= FASTEST else RATE
+            self._promised = float(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+            self.size = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)), int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
+            if _letters(capture.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) in ALPHA:
+                raise InputError("the clip is partly transparent, which OpenCV cannot read; install mmsdk[video]", item=self._item)
+        self._timed = True
+        self.cut = False
+
+    @classmethod
+    @contextmanager
+    def of(cls, source: Encoded, limits: Limits) -> Iterator["OpenCVReader"]:
+        """The reader of a source, for the time of a `with`."""
+        with _on_disk(source) as path:
+            yield cls(path, source, limits)
+
+    def starts(self) -> npt.NDArray[np.float64]:
+        """The second at which each frame is shown, rising from 0. `cut` then tells whether the file ends before its last frame."""
+        times: list[float] = []
+        with self._capture() as capture:
+            # packets as they are, without decoding them
+            capture.set(cv2.CAP_PROP_FORMAT, -1)
+            while capture.grab():
+                times.append(float(capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000)
+                self._limits.check_frames(len(times), self._item)
+        # these two count frames one by one; the frame that the file breaks off in is there, but not whole
+        self.cut = self._kind.name in {"MP4", "AVI"} and 0 < len(times) < self._promised
+        if self.cut:
+            times.pop()
+        starts = np.unique(np.asarray(times, np.float64))
+        self._timed = len(starts) == len(times)
+        return starts - starts[:1] if self._timed else np.arange(len(times)) / self._rate
+
+    def frames(self, starts: Sequence[float]) -> Iterator[tuple[float, npt.NDArray[np.uint8]]]:
+        """The frames (h w 3) shown at these rising times; in place of one that does not decode, the next that does, if any."""
+        wanted = deque(starts)
+        with self._capture() as capture:
+            first, count = 0.0, 0
+            while wanted and capture.grab():
+                time = float(capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000 if self._timed else count / self._rate
+                first, count = (first if count else time), count + 1
+                if time - first < wanted[0] - SAME:
+                    continue
+                good, pixels = capture.retrieve()
+                if not good:
+                    continue
+                while wanted and wanted[0] <= time - first + SAME:
+                    wanted.popleft()
+                yield time - first, np.asarray(pixels[..., ::-1], np.uint8)
+
+    @contextmanager
+    def _capture(self) -> Iterator[cv2.VideoCapture]:
         # the backend is named, or a path with a percent sign would be taken for a numbered series of pictures
-        self._capture = cv2.VideoCapture(str(path.absolute()), cv2.CAP_FFMPEG)
-        self._path = path
-        self.opens = bool(self._capture.isOpened())
-        self.count = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))
-        self.rate = float(self._capture.get(cv2.CAP_PROP_FPS))
-        self.size = int(self._capture.get(cv2.CAP_PROP_FRAME_HEIGHT)), int(self._capture.get(cv2.CAP_PROP_FRAME_WIDTH))
-        self._at = 0
-        self._time = -1.0
+        capture = cv2.VideoCapture(str(self._path.absolute()), cv2.CAP_FFMPEG)
+        try:
+            if not capture.isOpened():
+                raise InputError(f"the clip ({self._kind.name}) cannot be opened", item=self._item)
+            yield capture
+        finally:
+            capture.release()
 
-    def frames(self, wanted: Sequence[int]) -> Iterator[tuple[npt.NDArray[np.uint8], float]]:
-        """The frames (h w 3) of these rising indices and their times in seconds, up to the end or the first damage."""
-        for index in wanted:
-            if index - self._at > STEP:
-                self._capture.set(cv2.CAP_PROP_POS_FRAMES, index)
-                self._at = index
-            while self._at < index and self._step():
-                pass
-            if self._at < index or not self._step():
-                return
-            good, pixels = self._capture.retrieve()
-            if not good:
-                return
-            yield np.asarray(pixels[..., ::-1], np.uint8), self._time
 
-    def walk(self, most: int) -> int:
-        """How many frames decode, counted up to `most` + 1 without keeping any; the clip begins anew afterwards."""
-        self.rewind()
-        while self._at <= most and self._step():
-            pass
-        found = self._at
-        self.rewind()
-        return found
+@contextmanager
+def _on_disk(source: Encoded) -> Iterator[Path]:
+    """The clip as a file: one that is open as such is read in place, all else goes to a temporary one that is removed.
 
-    def rewind(self) -> None:
-        """Back to before the first frame, also for streams that cannot seek."""
-        self._capture.release()
-        self._capture.open(str(self._path.absolute()), cv2.CAP_FFMPEG)
-        self._at, self._time = 0, -1.0
+    OpenCV can also read from a Python object, but lets go of it without holding the interpreter's lock (5.0.0), which ends the process.
+    """
+    name = source.stream.name if isinstance(source.stream, io.BufferedReader) else ""
+    if isinstance(name, str) and os.path.isfile(name) and os.path.samestat(os.stat(name), os.fstat(source.stream.fileno())):
+        yield Path(name)
+        return
+    # a folder, because an open temporary file cannot be opened again on every system
+    with tempfile.TemporaryDirectory(prefix="mmsdk-clip-") as folder:
+        path = Path(folder) / "clip"
+        source.stream.seek(0)
+        with path.open("wb") as file:
+            shutil.copyfileobj(source.stream, file)
+        yield path
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._capture.release()
 
-    def _step(self) -> bool:
-        if not self._capture.grab():
-            return False
-        time = float(self._capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000
-        # without stamps every time is 0, and the rate has to tell
-        if time <= self._time and self.rate > 0:
-            time = max(self._at / self.rate, self._time)
-        self._at += 1
-        self._time = time
-        return True
+def _letters(code: float) -> bytes:
+    return (int(code) & 0xFFFFFFFF).to_bytes(4, "little") if math.isfinite(code) else b""

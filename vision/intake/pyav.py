@@ -1,0 +1,155 @@
+"""Clips by PyAV, which comes with mmsdk[video]: frames of long clips without decoding what lies between them, and alpha."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmsdk.errors import InputError
+from mmsdk.vision.intake.codec import codec_of
+from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.intake.reader import RATE, SAME
+from mmsdk.vision.intake.source import Encoded
+
+__all__ = ["PyAVReader"]
+
+# FFmpeg's own decoders of these two leave alpha out.
+WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+
+
+class PyAVReader:
+    """A clip, read twice: once for the time of every frame, without decoding; once for the frames that are wanted.
+
+    Of the second reading, only what lies between a wanted frame and the keyframe before it is decoded. Raises InputError for what
+    cannot be opened or has no video in it, and for a codec without a decoder, by its name.
+    """
+
+    def __init__(self, source: Encoded, limits: Limits) -> None:
+        self._source, self._limits, self._item = source, limits, source.item
+        with self._opened() as (_, stream):
+            self.size = stream.codec_context.height, stream.codec_context.width
+            self._rate = float(stream.average_rate or stream.guessed_rate or RATE)
+        self._timed = True
+        self._keys: list[tuple[int, float]] = []
+        self._first = 0.0
+        self.cut = False
+
+    @classmethod
+    @contextmanager
+    def of(cls, source: Encoded, limits: Limits) -> Iterator["PyAVReader"]:
+        """The reader of a source, for the time of a `with`."""
+        yield cls(source, limits)
+
+    def starts(self) -> npt.NDArray[np.float64]:
+        """The second at which each frame is shown, rising from 0. `cut` then tells whether the file ends before its last frame."""
+        times: list[float | None] = []
+        with self._opened() as (container, stream):
+            for place, packet in enumerate(container.demux(stream)):
+                if packet.is_keyframe:
+                    self._keys.append((place, _seconds(packet) or 0.0))
+                # the file breaks off in a corrupt one
+                self.cut = self.cut or packet.is_corrupt
+                # the last one, without content, only tells a decoder that nothing follows; an edited clip hides some
+                if packet.size and not packet.is_corrupt and not packet.is_discard:
+                    times.append(_seconds(packet))
+                    self._limits.check_frames(len(times), self._item)
+            self.cut = self.cut or 0 < len(times) < stream.frames
+        starts = np.unique(np.asarray([time for time in times if time is not None], np.float64))
+        self._timed = len(starts) == len(times) > 0
+        if not self._timed:
+            return np.arange(len(times)) / self._rate
+        self._first = float(starts[0])
+        return starts - self._first
+
+    def frames(self, starts: Sequence[float]) -> Iterator[tuple[float, npt.NDArray[np.uint8]]]:
+        """The frames (h w 3, or 4 with alpha) shown at these rising times; in place of one that does not decode, the next that does."""
+        wanted = deque(starts)
+        for time, frame in self._decoded(wanted):
+            if frame.is_corrupt or time < wanted[0] - SAME:
+                continue
+            while wanted and wanted[0] <= time + SAME:
+                wanted.popleft()
+            self._limits.check_size(frame.height, frame.width, self._item)
+            alpha = any(component.is_alpha for component in frame.format.components)
+            pixels = frame.to_ndarray(format="rgba" if alpha else "rgb24")
+            yield time, np.rot90(pixels, frame.rotation // 90)
+            if not wanted:
+                return
+
+    def _decoded(self, wanted: deque[float]) -> Iterator[tuple[float, Any]]:
+        """Frames in the order of time, leaving out stretches without one that is `wanted` (which shrinks while this runs)."""
+        with self._opened() as (container, stream):
+            context = self._decoder(stream)
+            begin, count = self._key_before(wanted[0]), 0
+            for place, packet in enumerate(container.demux(stream)):
+                if place < begin or packet.is_corrupt:
+                    continue
+                for frame in _decode(context, packet):
+                    count += 1
+                    if not self._timed:
+                        yield (count - 1) / self._rate, frame
+                    elif frame.pts is not None:
+                        yield float(frame.pts * stream.time_base) - self._first, frame
+                if (ahead := self._key_before(wanted[0])) > max(place, begin):
+                    begin = ahead
+                    context.flush_buffers()
+
+    def _key_before(self, time: float) -> int:
+        """The place, among packets, of the last keyframe that is shown at or before this time."""
+        if not self._timed:
+            return 0
+        return max((place for place, start in self._keys if start - self._first <= time + SAME), default=0)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        """The container and its video stream, from the beginning."""
+        # here and not above: without mmsdk[video] this module is imported and not used
+        import av
+
+        self._source.stream.seek(0)
+        try:
+            # the demuxer is named, so that no content can choose one that opens other files or addresses
+            with av.open(self._source.stream, mode="r", format=self._source.kind.demuxer, metadata_errors="replace") as container:
+                yield container, self._video(container)
+        except av.FFmpegError as error:
+            raise InputError(f"the clip ({self._source.kind.name}) is truncated or corrupt: {error.strerror}", item=self._item) from error
+
+    def _video(self, container: Any) -> Any:
+        """The stream of moving pictures; a cover, as music has one, is none."""
+        from av.stream import Disposition
+
+        for stream in container.streams.video:
+            if not stream.disposition & Disposition.attached_pic:
+                if stream.codec_context is None:
+                    raise InputError(f"there is no decoder for its codec, {codec_of(self._source.stream)}", item=self._item)
+                return stream
+        raise InputError(f"there are no moving pictures in it ({self._source.kind.name})", item=self._item)
+
+    def _decoder(self, stream: Any) -> Any:
+        import av
+
+        context = stream.codec_context
+        if stream.metadata.get("alpha_mode") == "1" and context.codec.canonical_name in WITH_ALPHA:
+            context = av.CodecContext.create(WITH_ALPHA[context.codec.canonical_name], "r")
+        # a clip may grow in the middle; FFmpeg then refuses before it sets memory aside
+        context.options = {"max_pixels": str(self._limits.pixels)}
+        context.thread_type = "AUTO"
+        return context
+
+
+def _seconds(packet: Any) -> float | None:
+    return None if packet.pts is None else float(packet.pts * packet.time_base)
+
+
+def _decode(context: Any, packet: Any) -> list[Any]:
+    """The frames that this packet completes; none where it is damaged."""
+    import av
+
+    try:
+        frames: list[Any] = context.decode(packet)
+    except av.FFmpegError:
+        return []
+    return frames
