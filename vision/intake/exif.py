@@ -5,10 +5,23 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["orientation", "upright"]
+__all__ = ["apart", "orientation", "upright"]
 
 TAG = 0x0112
 SHORT = 3
+
+
+def apart(jpeg: bytes) -> tuple[bytes, bytes]:
+    """A JPEG without its EXIF blocks, and the first of them: PIL would parse it while opening, and warn of damage."""
+    exif, kept, at = b"", [jpeg[:2]], 2
+    while jpeg[at : at + 1] == b"\xff" and (marker := jpeg[at + 1 : at + 2]) not in (b"\xda", b"\xd9", b"\xff", b""):
+        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if marker == b"\xe1" and jpeg[at + 4 : at + 10] == b"Exif\0\0":
+            exif = exif or jpeg[at + 4 : end]
+        else:
+            kept.append(jpeg[at:end])
+        at = end
+    return (b"".join([*kept, jpeg[at:]]), exif) if exif else (jpeg, exif)
 
 
 def orientation(exif: bytes) -> int:

@@ -6,16 +6,19 @@ The content decides the format, never the name. The size is read from the header
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
+import PIL.ImageFile
+import PIL.JpegImagePlugin
 
 from mmsdk.errors import InputError
 from mmsdk.vision.intake.arrays import Colour, eight_bit, over, to_pixels
-from mmsdk.vision.intake.exif import orientation, upright
+from mmsdk.vision.intake.exif import apart, orientation, upright
 from mmsdk.vision.intake.kinds import Kind
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.source import Encoded
@@ -30,11 +33,13 @@ def picture_in(source: Encoded, limits: Limits) -> Iterator[PIL.Image.Image]:
     limits.check_bytes(source.size, source.item)
     factory = _factory(source.kind, source.item)
     # a copy in memory, so that PIL closes that and not a file of the caller's
-    content = source.read(limits)
+    content, exif = apart(source.read(limits)) if source.kind.name == "JPEG" else (source.read(limits), b"")
     limits.check_size(*_webp_size(content), source.item)
     # Not PIL.Image.open: its own limit on pixels is a global of the process, and a warning below twice that limit.
-    with named_failures(source.item), PIL.Image.OPEN[factory][0](io.BytesIO(content), "") as picture:
+    with named_failures(source.item), factory(_Whole(content)) as picture:
         limits.check_size(picture.height, picture.width, source.item)
+        if exif:
+            picture.info["exif"] = exif
         yield picture
 
 
@@ -64,18 +69,35 @@ def named_failures(item: str) -> Iterator[None]:
         raise
     except PIL.Image.DecompressionBombError as error:
         raise InputError(f"a part of it exceeds the limit on pixels ({error})", item=item) from error
-    except (OSError, SyntaxError, ValueError, LookupError, EOFError, TypeError, struct.error, zlib.error, OverflowError) as error:
+    # warnings, because a program may have made them errors: PIL warns of some damage
+    except (OSError, SyntaxError, ValueError, LookupError, EOFError, TypeError, struct.error, zlib.error, OverflowError, Warning) as error:
         cut = any(word in str(error).lower() for word in ("truncated", "eof", "not enough", "too short", "incomplete"))
         raise InputError(f"the picture is {'truncated' if cut else 'corrupt or truncated'} ({error})", item=item) from error
 
 
-def _factory(kind: Kind, item: str) -> str:
+class _Whole(io.BytesIO):
+    """Bytes that cannot be read past their end: where another library has set PIL's LOAD_TRUNCATED_IMAGES, which is a global of the
+    process, PIL would paint what is missing grey."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if not data and size:
+            raise OSError("image file is truncated")
+        return data
+
+
+def _factory(kind: Kind, item: str) -> Callable[[BinaryIO], PIL.ImageFile.ImageFile]:
+    if kind.clip:
+        raise InputError(f"{kind.name} is a clip; load_video reads it", item=item)
+    if kind.name == "JPEG":
+        # what PIL registers for it also looks for further pictures in the file, and warns of what it does not find
+        return PIL.JpegImagePlugin.JpegImageFile
     name = kind.name.upper()
     if name not in PIL.Image.OPEN:
         PIL.Image.init()
-    if kind.clip or name not in PIL.Image.OPEN:
-        raise InputError(f"{kind.name} is {'a clip; load_video reads it' if kind.clip else 'not known to this Pillow'}", item=item)
-    return name
+    if name not in PIL.Image.OPEN:
+        raise InputError(f"{kind.name} is not known to this Pillow", item=item)
+    return PIL.Image.OPEN[name][0]
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

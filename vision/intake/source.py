@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import PIL.Image
@@ -21,7 +21,7 @@ from mmsdk.vision.intake.uri import file_path, read_data_uri
 from mmsdk.vision.intake.url import fetch
 from mmsdk.vision.types import Image, Video
 
-__all__ = ["Encoded", "EncodedSource", "Frame", "Readable", "Source", "opened"]
+__all__ = ["Encoded", "EncodedSource", "Frame", "Readable", "Source", "Stream", "opened"]
 
 
 @runtime_checkable
@@ -29,6 +29,15 @@ class Readable(Protocol):
     """A file that is open for reading bytes."""
 
     def read(self, size: int = -1, /) -> bytes: ...
+
+
+@runtime_checkable
+class Stream(Readable, Protocol):
+    """A file that can also be read from another place: what `typing.BinaryIO` asks beyond this, `io.BytesIO` does not have."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+    def tell(self) -> int: ...
 
 
 EncodedSource = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
@@ -45,7 +54,7 @@ Source = Frame | Video | Sequence[Frame]
 class Encoded:
     """A file's content: where to read it (from its beginning, seekable), what to call it in messages, its format and length."""
 
-    stream: BinaryIO
+    stream: Stream
     item: str
     kind: Kind
     size: int
@@ -87,7 +96,7 @@ def _located(source: str | os.PathLike[str], limits: Limits, access: Access) -> 
             yield _encoded(stream, str(path))
 
 
-def _file(path: Path) -> BinaryIO:
+def _file(path: Path) -> Stream:
     item = str(path)[:200]
     try:
         # a pipe or a device would block, or never end
@@ -135,7 +144,7 @@ def _rewound(source: Readable, item: str) -> int | None:
     return place
 
 
-def _binary(source: Readable, item: str) -> BinaryIO:
+def _binary(source: Readable, item: str) -> Stream:
     if not isinstance(source.read(0), bytes):
         raise InputError("opened as text; open it in binary mode ('rb')", item=item)
     return source  # type: ignore[return-value]
@@ -152,7 +161,7 @@ def _drained(source: Readable, limits: Limits, item: str) -> bytes:
     return data
 
 
-def _encoded(stream: BinaryIO, item: str) -> Encoded:
+def _encoded(stream: Stream, item: str) -> Encoded:
     try:
         head = stream.read(HEAD)
         size = stream.seek(0, io.SEEK_END)
