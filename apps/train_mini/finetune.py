@@ -30,18 +30,23 @@ _CAPTION_WEIGHT = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The knobs of stage 1; the same values and seed give the same batches."""
+    """The knobs of stage 1; the same values and seed give the same batches.
 
-    steps: int = 2200
-    full_steps: int = 250
-    rows: int = 8
+    The first `scene_steps` show still scenes alone, until the model has found its eyes; the last `full_steps` show every visual token.
+    The projector learns slowly, or the noise of the first steps undoes its grounding.
+    """
+
+    steps: int = 1500
+    scene_steps: int = 150
+    full_steps: int = 120
+    rows: int = 4
     length: int = 288
     full_length: int = 416
     rank: int = 32
     scale: float = 2.0
     lr: float = 8e-4
-    projector_lr: float = 4e-4
-    warmup: int = 60
+    projector_lr: float = 1e-4
+    warmup: int = 20
     blind: float = 0.04
     seed: int = 0
 

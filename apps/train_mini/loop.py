@@ -23,7 +23,7 @@ from mmsdk.models.types import Tokenizer
 __all__ = ["evaluate", "finetune"]
 
 _MIX = {"scene": 0.7, "photo": 0.03, "robot": 0.07, "clip": 0.16, "robot clip": 0.04}
-_IMAGE_TOKENS, _IMAGE_SHARES = (48, 64, 96, 128), (0.25, 0.45, 0.2, 0.1)
+_IMAGE_TOKENS, _IMAGE_SHARES = (64, 96, 128), (0.4, 0.4, 0.2)
 _CLIP_TOKENS, _CLIP_SHARES = (96, 128, 192), (0.3, 0.4, 0.3)
 
 
@@ -46,18 +46,18 @@ class Mixture:
                 if sample.clip is None or sample.clip.story == "robot" or sample.questions(np.random.default_rng(0)):
                     self.rows.setdefault(family(sample), []).append((s, i))
 
-    def draw(self, rng: np.random.Generator, rows: int) -> tuple[Shard, list[int]]:
-        """A shard and `rows` of its samples; families it lacks are drawn from those it has."""
-        s = int(rng.choice(len(self.shards), p=self._shares()))
-        mine = {f: [i for t, i in found if t == s] for f, found in self.rows.items()}
+    def draw(self, rng: np.random.Generator, rows: int, families: Sequence[str] = tuple(_MIX)) -> tuple[Shard, list[int]]:
+        """A shard and `rows` of its samples of these families; a family it lacks is drawn from those it has."""
+        s = int(rng.choice(len(self.shards), p=self._shares(families)))
+        mine = {f: [i for t, i in found if t == s] for f, found in self.rows.items() if f in families}
         names = [f for f, found in mine.items() if found]
         weight = np.array([_MIX[f] for f in names])
         picks = rng.choice(len(names), rows, p=weight / weight.sum())
         return self.shards[s], [mine[names[p]][int(rng.integers(len(mine[names[p]])))] for p in picks]
 
-    def _shares(self) -> np.ndarray:
+    def _shares(self, families: Sequence[str]) -> np.ndarray:
         share = np.zeros(len(self.shards))
-        for name, found in self.rows.items():
+        for name, found in ((f, rows) for f, rows in self.rows.items() if f in families):
             owners = Counter(s for s, _ in found)
             for s, n in owners.items():
                 share[s] += _MIX[name] * n / len(found)
@@ -68,7 +68,7 @@ class Mixture:
 def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> Batch:
     """The batch of a step: a pure function of the recipe's seed and the step."""
     rng = np.random.default_rng((recipe.seed, 7, step))
-    shard, rows = mixture.draw(rng, recipe.rows)
+    shard, rows = mixture.draw(rng, recipe.rows, ("scene",) if step < recipe.scene_steps else tuple(_MIX))
     full = step >= recipe.steps - recipe.full_steps
     budgets = []
     for i in rows:

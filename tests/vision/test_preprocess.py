@@ -1,0 +1,58 @@
+"""The grid keeps the aspect, never exceeds its area, and the resize is what Pillow's antialiased bicubic gives."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmsdk.vision.preprocess import Preprocess
+
+SIDES = st.integers(1, 5000)
+
+
+@given(SIDES, SIDES, st.sampled_from([1, 16, 64, 256, 1024]))
+def test_grid_fits_the_area_and_has_a_patch_per_side(height: int, width: int, area: int) -> None:
+    rows, columns = Preprocess(area=area).grid((height, width))
+    assert rows >= 1
+    assert columns >= 1
+    assert rows * columns <= area
+
+
+@given(st.integers(100, 2000), st.integers(100, 2000))
+def test_grid_keeps_the_aspect(height: int, width: int) -> None:
+    rows, columns = Preprocess().grid((height, width))
+    if 1 / 4 < height / width < 4:
+        assert rows / columns == pytest.approx(height / width, rel=0.2)
+        assert rows * columns >= 180
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [
+        ((224, 224), (16, 16)),
+        ((196, 252), (14, 18)),
+        ((168, 294), (12, 21)),
+        ((480, 640), (14, 18)),
+        ((1, 5000), (1, 256)),
+        ((5000, 1), (256, 1)),
+    ],
+)
+def test_grid_of_usual_and_extreme_sizes(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    assert Preprocess().grid(size) == grid
+
+
+def test_resize_is_pillows_bicubic() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (97, 211, 3), dtype=np.uint8)
+    fit = Preprocess(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    rows, columns = fit.grid((97, 211))
+    expected = np.asarray(Image.fromarray(pixels).resize((columns * 14, rows * 14), Image.Resampling.BICUBIC))
+    found = fit(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0].permute(1, 2, 0) * 255
+    assert (found - torch.from_numpy(expected.copy())).abs().max() < 2.5
+
+
+def test_exact_size_is_not_resampled() -> None:
+    pixels = torch.randint(0, 256, (1, 3, 224, 224), dtype=torch.uint8)
+    fit = Preprocess(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    assert torch.equal((fit(pixels) * 255).round().to(torch.uint8), pixels)
