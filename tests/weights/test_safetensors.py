@@ -1,0 +1,183 @@
+"""Folders in the Hugging Face layout: shards, and checkpoints that are damaged, hostile or not for this decoder."""
+
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
+
+from mmsdk.errors import ModelError, WeightsError
+from mmsdk.models.text import load_decoder, read_config, read_decoder
+from mmsdk.weights.fields import Fields
+from mmsdk.weights.hub import resolve
+from mmsdk.weights.safetensors import open_checkpoint
+
+SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "intermediate_size": 24, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny llama in one file."""
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def configured(folder: Path, **change: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+
+def restored(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_every_tensor_is_read_as_it_was_written(folder: Path) -> None:
+    checkpoint, stored = open_checkpoint(folder), load_file(folder / "model.safetensors")
+    assert checkpoint.files.keys() == stored.keys()
+    for name, tensor in stored.items():
+        out = torch.empty(checkpoint.shape(name), dtype=torch.bfloat16)
+        checkpoint.read(name, out)
+        assert torch.equal(out, tensor.to(torch.bfloat16))
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.mark,)
+
+
+def test_a_pickle_is_never_opened(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(folder / "ran")))
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin is a pickle.*convert"):
+        read_decoder(folder, torch.float32)
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x08\x00\x00\x00\x00\x00\x00\x00{}",
+        struct.pack("<Q", 2**62) + b"{}",
+        struct.pack("<Q", 8) + b"not json",
+        struct.pack("<Q", 75) + b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}',
+    ],
+)
+def test_a_bad_header_is_refused(content: bytes, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
+        read_decoder(folder, torch.float32)
+
+
+def test_a_truncated_file_is_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(WeightsError, match="damaged"):
+        read_decoder(folder, torch.float32)
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "model.bin", "sub/model.safetensors", 7])
+def test_an_index_names_only_safetensors_of_its_own_folder(shard: object, folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": shard}}))
+    with pytest.raises((WeightsError, ModelError), match=r"own folder|must be a text"):
+        read_decoder(folder, torch.float32)
+
+
+def test_a_missing_shard_and_a_broken_promise_are_named(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(WeightsError, match="model-00001-of-00002"):
+        read_decoder(folder, torch.float32)
+    index.write_text(json.dumps({"weight_map": {"model.other.weight": "model.safetensors"}}))
+    with pytest.raises(WeightsError, match=r"model\.other\.weight"):
+        read_decoder(folder, torch.float32)
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(folder: Path) -> None:
+    good = (folder / "model.safetensors").read_bytes()
+    for name, change in {
+        "model.norm.weight": lambda tensors: tensors.pop("model.norm.weight"),
+        "extra.weight": lambda tensors: tensors.update({"extra.weight": torch.ones(2)}),
+        "layers.0.attention.qkv.weight": lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.weight": torch.ones(4, 16)}),
+        "model.layers.0.self_attn.k_proj.weight": lambda tensors: tensors.update(
+            {"model.layers.0.self_attn.k_proj.weight": torch.ones(8, 15)}
+        ),
+        "model.embed_tokens.weight": lambda tensors: tensors.update({"model.embed_tokens.weight": torch.ones(32, 16, dtype=torch.int8)}),
+    }.items():
+        (folder / "model.safetensors").write_bytes(good)
+        restored(folder, change)
+        with pytest.raises(ModelError, match=name):
+            read_decoder(folder, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "mamba.*llama, qwen2, qwen3"),
+        ({"model_type": "../../evil"}, "evil"),
+        ({"model_type": None}, "model_type"),
+        ({"num_hidden_layers": 10**12}, "layers"),
+        ({"num_hidden_layers": 2}, r"layers\.1"),
+        ({"hidden_size": "16"}, "hidden_size"),
+        ({"num_attention_heads": 0}, "heads"),
+        ({"rms_norm_eps": 1e999}, "rms_norm_eps"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"use_sliding_window": True}, "sliding"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "unheard-of", "factor": 2.0}}, "unheard-of"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_refused_by_name(change: dict[str, object], message: str, folder: Path) -> None:
+    configured(folder, **change)
+    with pytest.raises(ModelError, match=message):
+        read_decoder(folder, torch.float32)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '"text"'])
+def test_a_config_that_is_no_object_is_refused(content: str, folder: Path) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_decoder(folder, torch.float32)
+
+
+def test_earlier_checkpoints_state_rope_in_two_settings() -> None:
+    old = {**SIZES, "model_type": "qwen2", "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    config = Qwen2Config(**old)
+    new = read_config(Fields("new", config.to_dict()))
+    assert read_config(Fields("old", old)) == new and new.rope_theta == 5e5 and new.rope_scaling.factor == 2.0  # type: ignore[union-attr]
+
+
+def test_a_tokenizer_that_is_missing_or_damaged_is_named(folder: Path) -> None:
+    for content in (None, "{", '{"model": {}}'):
+        if content is not None:
+            (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(WeightsError, match=r"tokenizer\.json"):
+            load_decoder(folder, torch.float32)
+
+
+def test_a_folder_is_its_own_answer_and_what_cannot_be_had_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(str(folder)) == folder
+    with pytest.raises(WeightsError, match="neither a folder nor"):
+        resolve("not//a name")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match="cannot be fetched"):
+        resolve("mmsdk-tests/no-such-model")
