@@ -85,7 +85,8 @@ class Pipeline:
     ) -> Answer | list[Answer | MmsdkError]:
         """Answer one question about an image, a clip or several of them, or a list of (media, question) pairs as one batch.
 
-        A list or tuple of media is several inputs of one question; none at all is a question without sight. In a batch, an item that
+        A list or tuple of media is several inputs of one question (a clip given as frames goes in as `Frames` or a `Video`); none at all
+        is a question without sight. In a batch, an item that
         cannot be answered gives its error in its place, and the others are answered as they would be alone. Settings are those of
         `GenerationConfig`; `compress` replaces the pipeline's own for this call.
 

@@ -44,7 +44,7 @@ Good = TypeVar("Good")
 
 
 # What a user writes for one question: the media (one, several or none) and the words.
-Question = tuple["Source | Sequence[Source]", str]
+Question = tuple[Source | Sequence[Source], str]
 
 
 class Clock:
@@ -184,7 +184,7 @@ def _sorted(results: Mapping[int, Good | MmsdkError]) -> tuple[dict[int, Good], 
     return good, {index: result for index, result in results.items() if isinstance(result, MmsdkError)}
 
 
-def _read(index: int, media: "Source | Sequence[Source]", words: str) -> Prompt | InputError:
+def _read(index: int, media: Source | Sequence[Source], words: str) -> Prompt | InputError:
     sources = media if isinstance(media, list | tuple) else [media]
     try:
         return Prompt.of([load(source) for source in sources], words)
