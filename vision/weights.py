@@ -179,6 +179,8 @@ def _rename(wanted: Mapping[str, Tensor], table: Sequence[Rule], tensors: Mappin
     state: dict[str, Tensor] = {}
     used, missing, wrong = set[str](), list[str](), list[str]()
     for target, like in wanted.items():
+        if not like.numel():
+            continue
         sources = _sources(rules, target)
         found = next((names for names in sources if all(n in tensors for n in names)), ())
         if not found:
@@ -195,7 +197,8 @@ def _rename(wanted: Mapping[str, Tensor], table: Sequence[Rule], tensors: Mappin
     problems = [f"{kind}: {', '.join(n)}" for kind, n in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)) if n]
     if problems:
         raise ModelError(f"the tensors of {name} do not fit its vision transformer; {'; '.join(problems)}")
-    return state
+    # A model without a class token has an empty one, which no checkpoint holds.
+    return state | {target: state["position"].new_zeros(like.shape) for target, like in wanted.items() if not like.numel()}
 
 
 def _sources(rules: Mapping[str, Rule], target: str) -> list[tuple[str, ...]]:
