@@ -8,7 +8,7 @@ answers = pipe([("a.jpg", "Which colour?"), ("b.png", "How many?")])
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import cast, overload
 
 import torch
 
@@ -96,7 +96,7 @@ class Pipeline:
         steps = self.compression if compress is None else compression(compress)
         if question is None:
             return self._batch(_pairs(media), config, steps)
-        (answer,) = self._batch([(media, question)], config, steps)
+        (answer,) = self._batch([(cast(Source | Sequence[Source], media), question)], config, steps)
         if isinstance(answer, MmsdkError):
             raise _alone(answer)
         return answer

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -185,7 +185,8 @@ def _sorted(results: Mapping[int, Good | MmsdkError]) -> tuple[dict[int, Good], 
 
 
 def _read(index: int, media: Source | Sequence[Source], words: str) -> Prompt | InputError:
-    sources = media if isinstance(media, list | tuple) else [media]
+    # a list or tuple is always several inputs here, never the frames of one clip
+    sources = cast(Sequence[Source], media if isinstance(media, list | tuple) else [media])
     try:
         return Prompt.of([load(source) for source in sources], words)
     except InputError as error:

@@ -97,7 +97,8 @@ def _factory(kind: Kind, item: str) -> Callable[[BinaryIO], PIL.ImageFile.ImageF
         PIL.Image.init()
     if name not in PIL.Image.OPEN:
         raise InputError(f"{kind.name} is not known to this Pillow", item=item)
-    return PIL.Image.OPEN[name][0]
+    opener = PIL.Image.OPEN[name][0]
+    return lambda stream: opener(stream, "")
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

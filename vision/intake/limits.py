@@ -1,5 +1,6 @@
 """What an input may cost: sizes that are checked before anything is decoded."""
 
+import math
 from dataclasses import dataclass, fields
 
 from mmsdk.errors import InputError
@@ -50,7 +51,7 @@ class Limits:
 
     def scale(self, frames: int, height: int, width: int) -> float:
         """How much each side of the kept frames shrinks so that they fit `clip_pixels`: 1.0 where they fit as they are."""
-        return min(1.0, (self.clip_pixels / (frames * height * width)) ** 0.5)
+        return min(1.0, math.sqrt(self.clip_pixels / (frames * height * width)))
 
 
 LIMITS = Limits()

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmsdk.errors import InputError
+from mmsdk.vision.intake.codec import codec_of
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.reader import RATE, SAME
 from mmsdk.vision.intake.source import Encoded
@@ -24,6 +25,7 @@ __all__ = ["OpenCVReader"]
 # A rate above this is a mistake of the header.
 FASTEST = 1000.0
 # Pixel formats with alpha, which OpenCV drops: it would show what lies under transparent places.
+ALPHA_MODE = b"\x53\xc0\x81\x01"
 ALPHA = {b"ARGB", b"RGBA", b"ABGR", b"BGRA", b"Y42A", b"Y4\x0b\x08", b"Y4\x0a\x08"}
 
 
@@ -40,7 +42,7 @@ class OpenCVReader:
             self._rate = rate if math.isfinite(rate) and 0 < rate <= FASTEST else RATE
             self._promised = float(capture.get(cv2.CAP_PROP_FRAME_COUNT))
             self.size = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)), int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
-            if _letters(capture.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) in ALPHA:
+            if _letters(capture.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) in ALPHA or self._head_tells_alpha():
                 raise InputError("the clip is partly transparent, which OpenCV cannot read; install mmsdk[video]", item=self._item)
         self._timed = True
         self.cut = False
@@ -86,13 +88,25 @@ class OpenCVReader:
                     wanted.popleft()
                 yield time - first, np.asarray(pixels[..., ::-1], np.uint8)
 
+    def _head_tells_alpha(self) -> bool:
+        """Whether a WebM says that its frames have alpha beside them, where FFmpeg's decoders do not look."""
+        with self._path.open("rb") as file:
+            return self._kind.name == "Matroska" and ALPHA_MODE in file.read(2**16)
+
+    def _unreadable(self) -> str:
+        with self._path.open("rb") as file:
+            codec = codec_of(file)
+        if codec == "unknown":
+            return f"the clip ({self._kind.name}) is truncated or corrupt, or has no moving pictures in it"
+        return f"the clip ({self._kind.name}) is truncated or corrupt, or there is no decoder for its codec, {codec}"
+
     @contextmanager
     def _capture(self) -> Iterator[cv2.VideoCapture]:
         # the backend is named, or a path with a percent sign would be taken for a numbered series of pictures
         capture = cv2.VideoCapture(str(self._path.absolute()), cv2.CAP_FFMPEG)
         try:
             if not capture.isOpened():
-                raise InputError(f"the clip ({self._kind.name}) cannot be opened", item=self._item)
+                raise InputError(self._unreadable(), item=self._item)
             yield capture
         finally:
             capture.release()
@@ -104,9 +118,9 @@ def _on_disk(source: Encoded) -> Iterator[Path]:
 
     OpenCV can also read from a Python object, but lets go of it without holding the interpreter's lock (5.0.0), which ends the process.
     """
-    name = source.stream.name if isinstance(source.stream, io.BufferedReader) else ""
-    if isinstance(name, str) and os.path.isfile(name) and os.path.samestat(os.stat(name), os.fstat(source.stream.fileno())):
-        yield Path(name)
+    stream = source.stream
+    if isinstance(stream, io.BufferedReader) and _names_itself(stream):
+        yield Path(stream.name)
         return
     # a folder, because an open temporary file cannot be opened again on every system
     with tempfile.TemporaryDirectory(prefix="mmsdk-clip-") as folder:
@@ -119,3 +133,9 @@ def _on_disk(source: Encoded) -> Iterator[Path]:
 
 def _letters(code: float) -> bytes:
     return (int(code) & 0xFFFFFFFF).to_bytes(4, "little") if math.isfinite(code) else b""
+
+
+def _names_itself(stream: io.BufferedReader) -> bool:
+    """True where the stream's name is the path of the very file that it reads."""
+    name = stream.name
+    return isinstance(name, str) and os.path.isfile(name) and os.path.samestat(os.stat(name), os.fstat(stream.fileno()))

@@ -132,7 +132,8 @@ class PyAVReader:
         import av
 
         context = stream.codec_context
-        if stream.metadata.get("alpha_mode") == "1" and context.codec.canonical_name in WITH_ALPHA:
+        told = {name.lower(): value for name, value in stream.metadata.items()}
+        if told.get("alpha_mode") == "1" and context.codec.canonical_name in WITH_ALPHA:
             context = av.CodecContext.create(WITH_ALPHA[context.codec.canonical_name], "r")
         # a clip may grow in the middle; FFmpeg then refuses before it sets memory aside
         context.options = {"max_pixels": str(self._limits.pixels)}

@@ -96,7 +96,7 @@ def _located(source: str | os.PathLike[str], limits: Limits, access: Access) -> 
             yield _encoded(stream, str(path))
 
 
-def _file(path: Path) -> Stream:
+def _file(path: Path) -> io.BufferedReader:
     item = str(path)[:200]
     try:
         # a pipe or a device would block, or never end

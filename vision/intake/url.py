@@ -91,12 +91,14 @@ def _get(parts: SplitResult, host: str, port: int, addresses: list[str], deadlin
     """The body of the answer, or the address that it redirects to."""
     try:
         with deadline.connection(addresses, port) as raw, _secured(raw, host, parts.scheme) as wire:
-            return _ask(wire, parts, host, port, limits, item)
+            answer = _ask(wire, parts, host, port, limits, item)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        if isinstance(error, InputError) and not deadline.over:
-            raise
-        why = f"not complete within {deadline.seconds:g} s (Access.seconds)" if deadline.over else f"cannot be fetched: {error}"
-        raise InputError(why, item=item) from None
+        if not deadline.over:
+            raise error if isinstance(error, InputError) else InputError(f"cannot be fetched: {error}", item=item) from None
+    # a body of untold length that was cut off looks whole
+    if deadline.over:
+        raise InputError(f"not complete within {deadline.seconds:g} s (Access.seconds)", item=item)
+    return answer
 
 
 def _secured(raw: socket.socket, host: str, scheme: str) -> socket.socket:
