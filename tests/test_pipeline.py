@@ -1,5 +1,7 @@
 """The whole pipeline on a small random model of real parts: same answers alone and together, errors in their place, true counts."""
 
+import copy
+import gc
 import re
 import threading
 from pathlib import Path
@@ -18,6 +20,7 @@ from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.types import VLM
 from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Ids, Prompt, Slot
+from mmsdk.stages import Row, prefill
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.encoders.dinov2 import Dinov2Encoder
 from mmsdk.vision.preprocess import Preprocess
@@ -53,6 +56,14 @@ def pipe(mini_language: Path) -> Pipeline:
     encoder = Dinov2Encoder(vit, Preprocess(area=16))
     vlm = Mini("small", encoder, projector, decoder, tokenizer, context=512)
     assert isinstance(vlm, VLM) and isinstance(tokenizer, TextTokenizer)
+    return Pipeline(vlm)
+
+
+def in_dtype(pipe: Pipeline, dtype: torch.dtype) -> Pipeline:
+    vlm = copy.deepcopy(pipe.vlm)
+    assert isinstance(vlm, Mini)
+    for part in (vlm.encoder.vit, vlm.projector, vlm.decoder):
+        part.to(dtype)
     return Pipeline(vlm)
 
 
@@ -219,6 +230,56 @@ def test_a_prompt_beyond_the_context_says_what_to_do(pipe: Pipeline) -> None:
         pipe(picture(0), "What?", max_tokens=pipe.vlm.context)
     good, long = pipe([(picture(0), "What?"), (picture(0), "word " * pipe.vlm.context)], max_tokens=3)
     assert isinstance(good, Answer) and isinstance(long, InputError) and "item 1" in str(long)
+
+
+@pytest.mark.parametrize("size", [(63, 49), (49, 63), (35, 35), (105, 77), (1, 1), (7, 700), (91, 13)])
+def test_counts_foretold_are_the_counts_that_come(pipe: Pipeline, size: tuple[int, int]) -> None:
+    """PB-01: sizes whose scaled sides fall between two patches, at the edges and far from square."""
+    answer = pipe(picture(0, *size), "What?", max_tokens=1)
+    assert answer.tokens.visual == pipe.vlm.encoder.count(size)
+    moving = Video(picture(0, *size).pixels.repeat(3, 1, 1, 1), torch.arange(3.0))
+    assert pipe(moving, "What?", max_tokens=1).tokens.visual == pipe.vlm.encoder.count(size, frames=3)
+
+
+def test_padding_changes_no_logits(pipe: Pipeline) -> None:
+    """PB-07: prompts of 5, 50 and 500 tokens in one batch; positions count real tokens only."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(0, 49152, (1, n), generator=generator) for n in (5, 50, 500)]
+    with torch.no_grad():
+        rows = [Row(0, 0, (), pipe.vlm.decoder.embed(ids)[0], torch.arange(ids.shape[1])) for ids in prompts]
+        together = prefill(pipe.vlm.decoder, rows, 4)
+        assert together.cache.position.tolist() == [5, 50, 500]
+        for i, row in enumerate(rows):
+            alone = prefill(pipe.vlm.decoder, [row], 4)
+            logits = pipe.vlm.decoder.logits(alone.hidden[0])
+            torch.testing.assert_close(pipe.vlm.decoder.logits(together.hidden[i]), logits, rtol=0.0, atol=1e-4)
+
+
+def test_many_calls_leave_no_memory_behind(pipe: Pipeline) -> None:
+    """PB-16: 200 pictures of changing sizes after 20 to warm up."""
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("reads the resident size from /proc")
+    for i in range(20):
+        pipe(picture(i, 20 + 7 * (i % 11), 20 + 5 * (i % 13)), "What?", max_tokens=2)
+    before = resident()
+    for i in range(200):
+        pipe(picture(i, 20 + 7 * (i % 11), 20 + 5 * (i % 13)), "What?", max_tokens=2)
+    assert resident() < 1.03 * before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_runs_and_keeps_its_dtype(pipe: Pipeline, dtype: torch.dtype) -> None:
+    """PB-17."""
+    half = in_dtype(pipe, dtype)
+    (tokens,) = half.vlm.encoder([picture(0)])
+    assert tokens.features.dtype == dtype and half.vlm.connect([tokens])[0].dtype == dtype
+    answer = half(picture(0), "What is it?", max_tokens=4)
+    assert answer.tokens == pipe(picture(0), "What is it?", max_tokens=4).tokens
 
 
 def test_stop_strings_end_the_answer(pipe: Pipeline) -> None:

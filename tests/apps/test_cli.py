@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,11 @@ def test_wrong_inputs_name_the_item_and_exit_2(words: list[str], hint: str, caps
 
 
 def test_help_comes_at_once_and_names_every_option() -> None:
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     shown = subprocess.run([*MMSDK, "ask", "--help"], capture_output=True, text=True, check=True).stdout
-    assert time.perf_counter() - started < 2.0  # 0.5 s on an idle machine; the bench measures it
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # computing time, since the clock on the wall also counts what else the machine does
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
     for option in ("--model", "--max-tokens", "--temperature", "--seed", "--compress", "--json", "--explain"):
         assert option in shown
 
@@ -71,12 +73,16 @@ def test_light_imports_leave_torch_alone(code: str) -> None:
 def test_interrupt_is_clean() -> None:
     """Ctrl-C while a command imports or works: exit 130, no traceback."""
     # a subprocess of a process that ignores SIGINT would ignore it too, so the default handler is set first
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); print('up', flush=True);"
-    code += "from mmsdk.apps import cli; import time; cli._parse = lambda argv: time.sleep(30); sys.exit(cli.main())"
+    code = """
+import signal, sys, time
+from mmsdk.apps import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli._parse = lambda argv: (print("up", flush=True), time.sleep(60))
+sys.exit(cli.main())
+"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)
     assert process.returncode == 130 and "Traceback" not in error and "interrupted" in error

@@ -4,7 +4,7 @@ import re
 
 from mmsdk.vision.intake.source import Stream
 
-__all__ = ["codec_of"]
+__all__ = ["codec_of", "unreadable"]
 
 SEARCHED = 2**20
 PATTERNS = (rb"stsd.{12}([\w.]{4})", rb"strh.{4}vids(\w{4})", rb"(V_[A-Z0-9/]{3,20})", rb"^DKIF.{4}(\w{4})")
@@ -23,3 +23,11 @@ def codec_of(stream: Stream) -> str:
         if found:
             return found[1].decode("ascii")
     return "unknown"
+
+
+def unreadable(kind: str, stream: Stream) -> str:
+    """What is wrong with a clip in a container of this kind that opens not at all or without a decoder."""
+    codec = codec_of(stream)
+    if codec == "unknown":
+        return f"the clip ({kind}) is truncated or corrupt, or has no moving pictures in it"
+    return f"the clip ({kind}) is truncated or corrupt, or there is no decoder for its codec, {codec}"

@@ -70,7 +70,19 @@ def named_failures(item: str) -> Iterator[None]:
     except PIL.Image.DecompressionBombError as error:
         raise InputError(f"a part of it exceeds the limit on pixels ({error})", item=item) from error
     # warnings, because a program may have made them errors: PIL warns of some damage
-    except (OSError, SyntaxError, ValueError, LookupError, EOFError, TypeError, struct.error, zlib.error, OverflowError, Warning) as error:
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        LookupError,
+        EOFError,
+        TypeError,
+        struct.error,
+        zlib.error,
+        OverflowError,
+        RuntimeError,
+        Warning,
+    ) as error:
         cut = any(word in str(error).lower() for word in ("truncated", "eof", "not enough", "too short", "incomplete"))
         raise InputError(f"the picture is {'truncated' if cut else 'corrupt or truncated'} ({error})", item=item) from error
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmsdk.errors import InputError
-from mmsdk.vision.intake.codec import codec_of
+from mmsdk.vision.intake.codec import unreadable
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.reader import RATE, SAME
 from mmsdk.vision.intake.source import Encoded
@@ -93,20 +93,14 @@ class OpenCVReader:
         with self._path.open("rb") as file:
             return self._kind.name == "Matroska" and ALPHA_MODE in file.read(2**16)
 
-    def _unreadable(self) -> str:
-        with self._path.open("rb") as file:
-            codec = codec_of(file)
-        if codec == "unknown":
-            return f"the clip ({self._kind.name}) is truncated or corrupt, or has no moving pictures in it"
-        return f"the clip ({self._kind.name}) is truncated or corrupt, or there is no decoder for its codec, {codec}"
-
     @contextmanager
     def _capture(self) -> Iterator[cv2.VideoCapture]:
         # the backend is named, or a path with a percent sign would be taken for a numbered series of pictures
         capture = cv2.VideoCapture(str(self._path.absolute()), cv2.CAP_FFMPEG)
         try:
             if not capture.isOpened():
-                raise InputError(self._unreadable(), item=self._item)
+                with self._path.open("rb") as file:
+                    raise InputError(unreadable(self._kind.name, file), item=self._item)
             yield capture
         finally:
             capture.release()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmsdk.errors import InputError
-from mmsdk.vision.intake.codec import codec_of
+from mmsdk.vision.intake.codec import unreadable
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.reader import RATE, SAME
 from mmsdk.vision.intake.source import Encoded
@@ -124,7 +124,7 @@ class PyAVReader:
         for stream in container.streams.video:
             if not stream.disposition & Disposition.attached_pic:
                 if stream.codec_context is None:
-                    raise InputError(f"there is no decoder for its codec, {codec_of(self._source.stream)}", item=self._item)
+                    raise InputError(unreadable(self._source.kind.name, self._source.stream), item=self._item)
                 return stream
         raise InputError(f"there are no moving pictures in it ({self._source.kind.name})", item=self._item)
 
