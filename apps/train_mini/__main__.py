@@ -109,8 +109,10 @@ def _report(
     for shard in held:
         for family in sorted({loop.family(s) for s in shard.samples}):
             rows = [i for i, s in enumerate(shard.samples) if loop.family(s) == family][:most]
-            for name, blind in (("seeing", False), ("blind", True)):
-                found = loop.evaluate(decoder, projector, adapters, shard, rows, tokenizer, blind=blind)
+            for name in ("seeing", "blind", "shuffled"):
+                found = loop.evaluate(
+                    decoder, projector, adapters, shard, rows, tokenizer, blind=name == "blind", shuffled=name == "shuffled"
+                )
                 print(json.dumps({"family": family, "mode": name, **{k: [n, round(v, 3)] for k, (n, v) in found.items()}}))
 
 

@@ -184,9 +184,12 @@ def _subset(shard: Shard, i: int, k: int, rng: np.random.Generator) -> Tensor:
 
 def pack(
     shard: Shard, rows: Sequence[int], length: int, budgets: Sequence[int], tokenizer: Tokenizer, rng: np.random.Generator,
-    cache: dict[str, list[int]], blind: float = 0.0,
+    cache: dict[str, list[int]], blind: float = 0.0, seen: Sequence[int] | None = None,
 ) -> Batch:  # fmt: skip
-    """Rows of `length` tokens: the visual tokens of each sample (at most its budget) and as many of its questions as fit."""
+    """Rows of `length` tokens: the visual tokens of each sample (at most its budget) and as many of its questions as fit.
+
+    `seen` shows the tokens of other samples instead, as a control.
+    """
     ids = torch.full((len(rows), length), END)
     positions = torch.zeros(len(rows), length, dtype=torch.long)
     segment = torch.full((len(rows), length), -1)
@@ -198,9 +201,9 @@ def pack(
     weights: list[float] = []
     owner: list[int] = []
     kinds: list[str] = []
-    for r, (i, budget) in enumerate(zip(rows, budgets, strict=True)):
+    for r, (i, shown, budget) in enumerate(zip(rows, rows if seen is None else seen, budgets, strict=True)):
         sample: Sample = shard.samples[i]
-        tokens = shard.tokens(i, _subset(shard, i, budget, rng))
+        tokens = shard.tokens(shown, _subset(shard, shown, budget, rng))
         k = len(tokens)
         features.append(tokens.features)
         places.append(place_features(tokens))

@@ -124,7 +124,8 @@ def ground(projector: Projector, patches: Patches, table: WordTable, *, steps: i
             loss.backward()
             optimiser.step()
             schedule.step()
-            running = float(loss) if step == 0 else 0.98 * running + 0.02 * float(loss)
+            seen = float(loss.detach())
+            running = seen if step == 0 else 0.98 * running + 0.02 * seen
             bar.set_postfix(loss=f"{running:.3f}", refresh=False)
     return running
 

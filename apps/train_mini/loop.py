@@ -141,7 +141,7 @@ def finetune(
             torch.nn.utils.clip_grad_norm_([*adapters.parameters(), *projector.parameters()], 1.0)
             optimiser.step()
             keep = 0.0 if step == first else 0.97
-            running["loss"] = keep * running["loss"] + (1 - keep) * float(loss)
+            running["loss"] = keep * running["loss"] + (1 - keep) * float(loss.detach())
             running["right"] = keep * running["right"] + (1 - keep) * float(right.float().mean())
             bar.set_postfix(loss=f"{running['loss']:.3f}", right=f"{running['right']:.3f}", refresh=False)
             last = step + 1 == recipe.steps or stopping.asked or (stop_after is not None and step + 1 - first >= stop_after)
@@ -174,27 +174,20 @@ def evaluate(
     decoder: Decoder, projector: Projector, adapters: Adapters, shard: Shard, rows: Sequence[int], tokenizer: Tokenizer, *,
     tokens: int = 256, length: int = 416, blind: bool = False, shuffled: bool = False, seed: int = 0,
 ) -> dict[str, tuple[int, float]]:  # fmt: skip
-    """Per type (n, share of answers whose every token is the argmax under teacher forcing: what greedy decoding would answer exactly)."""
+    """Per type (n, share of answers whose every token is the argmax under teacher forcing: what greedy decoding would answer exactly).
+
+    Controls: `blind` hides all visual tokens; `shuffled` shows every row the picture of the next.
+    """
     hits: dict[str, list[bool]] = {}
     cast = adapters.cast(decoder.embedding.weight.dtype)
     cache: dict[str, list[int]] = {}
     for start in range(0, len(rows), 4):
         group = list(rows[start : start + 4])
         rng = np.random.default_rng((seed, start))
-        batch = pack(shard, group, length, [tokens] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0)
-        if shuffled:
-            batch = _shuffled(batch)
+        seen = [rows[(start + i + 1) % len(rows)] for i in range(len(group))] if shuffled else group
+        batch = pack(shard, group, length, [tokens] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0, seen)
         _, right = loss_of(decoder, forward(decoder, projector, cast, batch), batch)
         wrong = torch.zeros(len(batch.kinds)).index_add(0, batch.owner, (~right).float())
         for kind, misses in zip(batch.kinds, wrong.tolist(), strict=True):
             hits.setdefault(kind, []).append(misses == 0)
     return {kind: (len(found), sum(found) / len(found)) for kind, found in sorted(hits.items())}
-
-
-def _shuffled(batch: Batch) -> Batch:
-    """The same questions with the visual tokens of the neighbouring row (rows of equal token counts only)."""
-    import dataclasses
-
-    rows = batch.ids.shape[0]
-    parts = batch.features.view(rows, -1, batch.features.shape[1])
-    return dataclasses.replace(batch, features=parts.roll(1, 0).flatten(0, 1))

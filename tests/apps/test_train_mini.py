@@ -1,0 +1,206 @@
+"""Training of mini: its pass is the decoder's own, scenes keep what is held out, answers are true, a resumed run is the same run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmsdk.apps.train_mini import finetune as tuning
+from mmsdk.apps.train_mini import loop
+from mmsdk.apps.train_mini import vocabulary as words
+from mmsdk.apps.train_mini.clips import clip
+from mmsdk.apps.train_mini.features import Sample, Shard
+from mmsdk.apps.train_mini.questions import COUNTS, about_clip, about_scene
+from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
+from mmsdk.decoder.transformer import Decoder, DecoderConfig
+from mmsdk.kv.none import NoCache
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+
+WIDTH, VISION = 24, 10
+CONFIG = DecoderConfig(
+    vocabulary=300, width=WIDTH, layers=2, heads=4, kv_heads=2, head_dim=6, inner=40, context=256, rope_theta=1e4, tied=True
+)
+
+
+class Letters:
+    """One token a character."""
+
+    def encode(self, text: str) -> list[int]:
+        return [3 + ord(c) % 290 for c in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(i - 3) for i in ids)
+
+
+def tiny_decoder() -> Decoder:
+    torch.manual_seed(0)
+    decoder = Decoder(CONFIG)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return decoder.requires_grad_(False)
+
+
+def tiny_shard() -> Shard:
+    things = (Thing("dog", "", "object", 0.2, 0.2, 0.2, 0.2), Thing("circle", "red", "shape", 0.8, 0.8, 0.2, 0.2))
+    scene = Scene(np.zeros((0, 0, 3), np.uint8), things)
+    features = torch.randn(4, 16, VISION, generator=torch.Generator().manual_seed(1)).half()
+    return Shard((Sample(scene, None),) * 4, features, torch.full((4,), 16), torch.tensor([[1, 4, 4]] * 4))
+
+
+def tiny_batch(blind: float = 0.0) -> tuning.Batch:
+    return tuning.pack(tiny_shard(), [0, 1], 220, [16, 9], Letters(), np.random.default_rng(0), {}, blind)
+
+
+def trained(decoder: Decoder) -> tuning.Adapters:
+    adapters = tuning.Adapters(decoder, 3, 2.0, 0)
+    for b in adapters.b:
+        torch.nn.init.normal_(b, std=0.1)
+    return adapters
+
+
+def projector() -> Projector:
+    torch.manual_seed(2)
+    return Projector(ProjectorConfig(VISION, 16, WIDTH))
+
+
+def test_the_training_pass_is_that_of_a_decoder_with_the_updates_merged() -> None:
+    decoder, batch, eyes = tiny_decoder(), tiny_batch(), projector()
+    adapters = trained(decoder)
+    found = tuning.forward(decoder, eyes, adapters.cast(torch.float32), batch)
+
+    merged = tiny_decoder()
+    for name, a in adapters.tensors().items():
+        _, layer, matrix, half = name.split(".")
+        if half == "a":
+            (weight,) = (w for n, w in merged.layers[int(layer)].named_parameters() if n.split(".")[-2:] == [matrix, "weight"])
+            weight += adapters.tensors()[name.removesuffix("a") + "b"] @ a
+    x = merged.embed(batch.ids).flatten(0, 1)
+    x[batch.visual] = eyes(batch.features, batch.places).detach()
+    hidden = merged(x.view(2, -1, WIDTH), batch.positions, NoCache(), batch.mask)
+    assert torch.allclose(found, hidden.flatten(0, 1)[batch.answers], atol=1e-4)
+
+
+def test_gradients_of_the_updates_are_those_of_the_plain_formula() -> None:
+    torch.manual_seed(3)
+    x, weight, a, b = (torch.randn(s, dtype=torch.float64) for s in ((7, 5), (6, 5), (2, 5), (6, 2)))
+    plain = [t.clone().requires_grad_() for t in (x, a, b)]
+    ours = [t.clone().requires_grad_() for t in (x, a, b)]
+    probe = torch.randn(7, 6, dtype=torch.float64)
+    ((plain[0] @ (weight + plain[2] @ plain[1]).T) * probe).sum().backward()
+    (tuning._adapted(ours[0], weight, ours[1], ours[2]) * probe).sum().backward()
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.allclose(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("blind", [0.0, 1.0])
+def test_a_pair_sees_the_pictures_and_itself(blind: float) -> None:
+    batch = tiny_batch(blind)
+    for row, visual in ((0, 16), (1, 9)):
+        seen = batch.mask[row, 0] == 0
+        restarts = (batch.positions[row] == visual + 1).nonzero()[:, 0].tolist()
+        assert len(restarts) > 2
+        for start, end in zip(restarts, [*restarts[1:], None], strict=True):
+            for i in range(start, end or start + 1):
+                allowed = {0} | (set() if blind else set(range(1, visual + 1))) | set(range(start, i + 1))
+                assert set(seen[i].nonzero()[:, 0].tolist()) == allowed
+
+
+def test_answers_are_predicted_from_the_token_before_them() -> None:
+    batch = tiny_batch()
+    assert torch.equal(batch.ids.flatten()[batch.answers + 1], batch.labels)
+    ends = [i for i, label in enumerate(batch.labels.tolist()) if label == tuning.END]
+    assert len(ends) == len(batch.kinds) and torch.equal(batch.owner[ends], torch.arange(len(ends)))
+
+
+def test_a_control_asks_the_same_questions_of_another_picture() -> None:
+    shard, letters = tiny_shard(), Letters()
+    packed = [
+        tuning.pack(shard, [0, 1], 220, [16, 16], letters, np.random.default_rng(0), {}, 0.0, seen) for seen in (None, [0, 1], [1, 2])
+    ]
+    assert torch.equal(packed[0].ids, packed[1].ids) and torch.equal(packed[0].features, packed[1].features)
+    assert torch.equal(packed[0].ids, packed[2].ids) and torch.equal(packed[2].features[:16], shard.features[1].float())
+
+
+def run(folder: Path, *stops: int) -> dict[str, Tensor]:
+    folder.mkdir()
+    recipe = tuning.Recipe(steps=4, scene_steps=2, full_steps=1, rows=2, length=200, full_length=220, rank=2, warmup=2)
+    for stop in stops:
+        decoder = tiny_decoder()
+        loop.finetune(decoder, projector(), tuning.Adapters(decoder, 2, 2.0, 0), [tiny_shard()], Letters(), recipe, folder, stop_after=stop)
+    return load_file(folder / "checkpoint.safetensors")
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
+    whole, broken = run(tmp_path / "whole", 4), run(tmp_path / "broken", 1, 3)
+    assert whole.keys() == broken.keys() and int(whole["optimiser.0.step"]) == 4
+    for name, value in whole.items():
+        assert torch.allclose(value, broken[name], atol=1e-6), name
+
+
+@pytest.fixture(scope="module")
+def artists(emoji: Path, photos: Path) -> tuple[Artist, Artist]:
+    return Artist(emoji, photos), Artist(emoji, photos, held_out=True)
+
+
+def test_scenes_are_their_seed(artists: tuple[Artist, Artist]) -> None:
+    first, second = (artists[0].scene(np.random.default_rng(5)) for _ in range(2))
+    assert np.array_equal(first.pixels, second.pixels) and first.things == second.things
+
+
+def test_training_scenes_show_nothing_that_is_held_out(artists: tuple[Artist, Artist]) -> None:
+    train, held = ([artist.scene(np.random.default_rng(i)) for i in range(150)] for artist in artists)
+
+    def rare(scenes: list[Scene]) -> int:
+        shapes = sum((t.colour, t.name) in words.HELD_OUT_SHAPES for s in scenes for t in s.things if t.kind == "shape")
+        drawn = [[t.name for t in s.things if t.kind == "object"] for s in scenes]
+        return shapes + sum(words.held_out_pair(a, b) for names in drawn for a in names for b in names if a < b)
+
+    assert rare(train) == 0 < rare(held)
+    assert not artists[0].photos.keys() & artists[1].photos.keys()
+
+
+def test_answers_about_scenes_are_true(artists: tuple[Artist, Artist]) -> None:
+    asked = 0
+    for i in range(60):
+        scene = artists[0].scene(np.random.default_rng(i))
+        names = [t.name for t in scene.things]
+        for qa in about_scene(scene, np.random.default_rng(i)):
+            if qa.type == "place":
+                fits = [t for t in scene.things if t.name in qa.question or t.kind in qa.question]
+                row, column = ("top", "", "bottom"), ("left", "", "right")
+                places = {f"{row[int(3 * t.y)]} {column[int(3 * t.x)]}".strip() or "centre" for t in fits}
+                assert qa.answer in places, qa
+                asked += 1
+            if qa.type == "reading":
+                assert qa.answer in names and qa.answer in (*words.WORDS, *words.NUMBERS)
+            if qa.type == "count":
+                assert COUNTS.index(qa.answer) <= len(names)
+    assert asked > 50
+
+
+def test_directions_are_those_of_the_pixels(artists: tuple[Artist, Artist]) -> None:
+    asked = 0
+    for i in range(40):
+        moving = clip(artists[0], np.random.default_rng(i))
+        if moving.story != "motion" or len(moving.actors) != 1:
+            continue
+        frames = moving.frames.astype(int)
+        still = np.median(frames, axis=0)
+        centres = [np.argwhere(np.abs(frame - still).sum(2) > 60).mean(0) for frame in (frames[0], frames[-1])]
+        down, right = centres[1] - centres[0]
+        seen = ("right" if right > 0 else "left") if abs(right) > abs(down) else ("down" if down > 0 else "up")
+        answers = {qa.answer for qa in about_clip(moving, np.random.default_rng(i)) if qa.type == "direction"}
+        assert answers == {seen}
+        asked += 1
+    assert asked >= 3
+
+
+def test_a_scene_without_its_pixels_is_asked_the_same(artists: tuple[Artist, Artist]) -> None:
+    scene = artists[0].scene(np.random.default_rng(1))
+    bare = Sample(replace(scene, pixels=np.zeros((0, 0, 3), np.uint8)), None)
+    assert bare.questions(np.random.default_rng(2)) == about_scene(scene, np.random.default_rng(2))
