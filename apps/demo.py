@@ -27,6 +27,7 @@ class Asked:
         return next(iter(pull(self.bundle).values())) / self.file
 
 
+LONGEST = 48  # tokens of an answer
 ASKED = (
     Asked("photos", "coffee.png", "What is in the picture?"),
     Asked("photos", "rocket.jpg", "What is in the picture?"),
@@ -39,7 +40,7 @@ def show(pipe: Pipeline, folder: Path, tell: Callable[[Asked, Answer, Path], Non
     """Ask every question, write one annotated picture each into `folder`, and report through `tell` as answers come."""
     folder.mkdir(parents=True, exist_ok=True)
     for asked in ASKED:
-        answer = pipe(asked.path, asked.question)
+        answer = pipe(asked.path, asked.question, max_tokens=LONGEST)
         picture = folder / f"{Path(asked.file).stem}.png"
         draw([load(asked.path)], answer.sights, f"{asked.question} {answer}").save(picture)
         tell(asked, answer, picture)

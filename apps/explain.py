@@ -80,8 +80,9 @@ def _heat(sight: Sight) -> Float[Tensor, "t h w"]:
     if sight.saliency.shape[0] == 0:
         return heat
     values = sight.saliency.float().cpu()
-    low, high = values.min(), values.max()
-    heat[tuple(sight.positions.cpu().unbind(dim=1))] = (values - low) / (high - low).clamp_min(1e-12)
+    # attention gathers on a few patches; scaled to the very highest, all others would look alike
+    low, high = values.min(), values.quantile(0.98)
+    heat[tuple(sight.positions.cpu().unbind(dim=1))] = ((values - low) / (high - low).clamp_min(1e-12)).clamp(max=1.0)
     return heat
 
 
@@ -118,7 +119,7 @@ def _borders(owner: Int[np.ndarray, "h w"]) -> np.ndarray:
 
 def _account(sight: Sight) -> str:
     kept = int(sight.audit.assignment.max()) + 1
-    source = sight.source if len(sight.source) <= 40 else f"...{sight.source[-37:]}"
+    source = sight.source.rsplit("/", 1)[-1][-40:]
     return f"{source}: {kept} of {len(sight.positions)} tokens kept ({sight.audit.method})"
 
 

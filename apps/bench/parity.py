@@ -77,12 +77,14 @@ def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]
 def _theirs(path: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[list[list[int]], list[Float[Tensor, "s v"]]]:
     """What transformers says greedily, and its logits over the prompt and that answer."""
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    # neither side stops at the end of text, so that every prompt is compared over as many tokens
+    model.generation_config.eos_token_id = None
     said, logits = [], []
     with torch.no_grad():
         for prompt in prompts:
             ids = torch.tensor([prompt])
             mask = torch.ones_like(ids)
-            whole = model.generate(ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+            whole = model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False)
             said.append(whole[0, len(prompt) :].tolist())
             logits.append(model(whole).logits[0])
     return said, logits

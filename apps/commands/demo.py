@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": args.model, "ready_s": ready, "rows": rows}))
     else:
-        shown = [{key: value for key, value in row.items() if key != "question"} for row in rows]
+        # the answers stand above in full
+        shown = [{key: value for key, value in row.items() if key not in ("question", "answer")} for row in rows]
         print(f"\n{table(shown)}\n\nmodel {args.model} ready in {ready:.1f} s; times in milliseconds; pictures in {args.out}/")
     return 0
 

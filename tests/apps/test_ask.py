@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from mmsdk.apps import demo
 from mmsdk.apps.cli import main
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 
@@ -46,3 +47,16 @@ def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: 
     assert main(["ask", clip, "Who is it?", "--model", str(model), "--max-tokens", "100000"]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1 and "max_tokens" in shown.err
+
+
+def test_the_demo_answers_and_draws_every_question(
+    model: Path, photos: Path, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "LONGEST", 2)
+    assert main(["demo", "--model", str(model), "--out", str(tmp_path / "demo")]) == 0
+    shown = capsys.readouterr().out
+    assert len(demo.ASKED) == 4 and all(asked.file in shown and asked.question in shown for asked in demo.ASKED)
+    for stage in ("load", "encode", "compress", "prefill", "decode"):
+        assert stage in shown
+    drawn = sorted(path.stem for path in (tmp_path / "demo").iterdir())
+    assert drawn == sorted(Path(asked.file).stem for asked in demo.ASKED)

@@ -30,7 +30,11 @@ def decode_animation(source: Encoded, sampling: Sampling, limits: Limits, backgr
         for index in chosen:
             with named_failures(source.item):
                 picture.seek(index)
+                # the pages of a TIFF are as different as they like
+                limits.check_size(picture.height, picture.width, source.item)
                 frames.append(to_pixels(shrunk(rgb(picture, background, source.item), scale)))
+            if frames[-1].shape != frames[0].shape:
+                raise InputError(f"frame {index} has another size than the first; pass its pages as pictures", item=source.item)
         times = [starts[index] for index in chosen]
     return Video(torch.stack(frames), torch.tensor(times, dtype=torch.float32), source.item, shrinking(scale))
 

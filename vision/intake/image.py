@@ -26,6 +26,21 @@ from mmsdk.vision.types import Image
 
 __all__ = ["decode", "named_failures", "picture_in", "rgb"]
 
+# What PIL's decoders were seen to raise at damage; warnings, because a program may have made them errors.
+DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    Warning,
+)
+
 
 @contextmanager
 def picture_in(source: Encoded, limits: Limits) -> Iterator[PIL.Image.Image]:
@@ -69,7 +84,6 @@ def named_failures(item: str) -> Iterator[None]:
         raise
     except PIL.Image.DecompressionBombError as error:
         raise InputError(f"a part of it exceeds the limit on pixels ({error})", item=item) from error
-    # warnings, because a program may have made them errors: PIL warns of some damage
     except (
         OSError,
         SyntaxError,
