@@ -84,19 +84,7 @@ def named_failures(item: str) -> Iterator[None]:
         raise
     except PIL.Image.DecompressionBombError as error:
         raise InputError(f"a part of it exceeds the limit on pixels ({error})", item=item) from error
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        LookupError,
-        EOFError,
-        TypeError,
-        struct.error,
-        zlib.error,
-        OverflowError,
-        RuntimeError,
-        Warning,
-    ) as error:
+    except DAMAGE as error:
         cut = any(word in str(error).lower() for word in ("truncated", "eof", "not enough", "too short", "incomplete"))
         raise InputError(f"the picture is {'truncated' if cut else 'corrupt or truncated'} ({error})", item=item) from error
 
