@@ -43,7 +43,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mmsdk.apps.train_mini", description=(__doc__ or "").splitlines()[0])
     recipe = tuning.Recipe()
     parser.add_argument("--folder", type=Path, default=Path("build/train_mini"), help="where shards and checkpoints are kept")
-    parser.add_argument("--shards", type=int, default=2, help="shards of 3,000 drawn samples")
+    parser.add_argument("--shards", type=int, default=4, help="shards of 3,000 drawn samples")
     parser.add_argument("--renders", type=int, default=2400, help="pictures of the robot simulators (0: none; needs mmsdk[robots])")
     parser.add_argument("--ground-steps", type=int, default=700, help="steps of stage 0")
     parser.add_argument("--steps", type=int, default=recipe.steps, help="steps of stage 1")
@@ -74,12 +74,17 @@ def _shards(args: argparse.Namespace, dtype: torch.dtype) -> tuple[list[Shard], 
         return train, held, None
     sets = {}
     for name, images, seed in (("robot", args.renders, 0), ("held_robot", args.renders // 6, 10_000)):
-        folder, clips = args.folder / f"renders_{name}", images * 7 // 30
-        render(folder, images=images, clips=clips, seed=seed)
-        renders = Renders(folder)
-        items: Iterator[Scene | Clip] = itertools.chain(renders.scenes(), renders.clips())
-        sets[name] = build(args.folder / f"{name}.safetensors", items, images + clips, encoder, label=name)
+        sets[name] = build(
+            args.folder / f"{name}.safetensors", _rendered(args.folder / f"renders_{name}", images, seed), images, encoder, label=name
+        )
     return [*train, sets["robot"]], held, sets["held_robot"]
+
+
+def _rendered(folder: Path, images: int, seed: int) -> Iterator[Scene | Clip]:
+    """Pictures and clips of the simulators, rendered when the first is asked for."""
+    render(folder, images=images, clips=images * 7 // 30, seed=seed)
+    renders = Renders(folder)
+    yield from itertools.chain(renders.scenes(), renders.clips())
 
 
 def _ground(args: argparse.Namespace, projector: Projector, shards: Sequence[Shard], decoder: Decoder, tokenizer: Tokenizer) -> None:

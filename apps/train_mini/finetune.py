@@ -36,16 +36,16 @@ class Recipe:
     The projector learns slowly, or the noise of the first steps undoes its grounding.
     """
 
-    steps: int = 1500
+    steps: int = 3000
     scene_steps: int = 150
-    full_steps: int = 120
+    full_steps: int = 150
     rows: int = 4
     length: int = 288
     full_length: int = 416
     rank: int = 32
     scale: float = 2.0
     lr: float = 8e-4
-    projector_lr: float = 1e-4
+    projector_lr: float = 2e-4
     warmup: int = 20
     blind: float = 0.04
     seed: int = 0

@@ -121,7 +121,7 @@ def finetune(
     """Train in place from the last checkpoint in `folder` to the end (or `stop_after` steps); Ctrl-C saves before it leaves."""
     optimiser = torch.optim.AdamW(
         [{"params": adapters.parameters(), "lr": recipe.lr}, {"params": projector.parameters(), "lr": recipe.projector_lr}],
-        betas=(0.9, 0.98), weight_decay=0.01,
+        betas=(0.9, 0.98), weight_decay=0.01, fused=True,
     )  # fmt: skip
     peaks = [group["lr"] for group in optimiser.param_groups]
     first = resume(folder, projector, adapters, optimiser)
