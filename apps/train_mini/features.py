@@ -23,7 +23,7 @@ from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
 from mmsdk.apps.train_mini.vocabulary import place_of
 from mmsdk.vision.types import Image, Media, Video, VisionEncoder, VisualTokens
 
-__all__ = ["Renders", "Sample", "Shard", "build", "draw"]
+__all__ = ["Renders", "Sample", "Shard", "build", "draw", "media_of"]
 
 _LEAST = 0.002
 """Smallest share of a render that a thing must cover to be asked about: about half a patch of 256."""
@@ -99,7 +99,8 @@ def draw(artist: Artist, seed: int, scenes: int, photos: int, clips: int) -> Ite
         yield clip(artist, np.random.default_rng((seed, 2, i)))
 
 
-def _media(item: Scene | Clip) -> Media:
+def media_of(item: Scene | Clip) -> Media:
+    """The pixels of an item as the encoder takes them."""
     if isinstance(item, Clip):
         return Video(torch.from_numpy(item.frames).permute(0, 3, 1, 2), torch.arange(len(item.frames)).float())
     return Image(torch.from_numpy(item.pixels.copy()).permute(2, 0, 1))
@@ -147,7 +148,7 @@ def build(
     rows = []
     with tqdm(total=total, desc=label, unit="img", mininterval=2) as bar:
         for group in _groups(items, batch):
-            rows += [_half(tokens) for tokens in encoder([_media(item) for item in group])]
+            rows += [_half(tokens) for tokens in encoder([media_of(item) for item in group])]
             samples += [_bare(item) for item in group]
             bar.update(len(group))
     counts = torch.tensor([len(f) for f, _ in rows])

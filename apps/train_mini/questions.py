@@ -11,7 +11,7 @@ from mmsdk.apps.train_mini import vocabulary as words
 from mmsdk.apps.train_mini.clips import Actor, Clip
 from mmsdk.apps.train_mini.scenes import Scene, Thing
 
-__all__ = ["COUNTS", "QA", "about_clip", "about_scene"]
+__all__ = ["COUNTS", "QA", "about_clip", "about_scene", "on_the_table"]
 
 COUNTS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
@@ -209,10 +209,16 @@ def _photo(scene: Scene, rng: np.random.Generator) -> list[QA]:
 _ROBOT_PARTS = ("table", "robot arm", "gripper", "target", "goal")
 
 
+def on_the_table(things: Sequence[Thing]) -> list[Thing]:
+    """What a rendered robot scene is asked about: things that are no part of the robot and have a name of their own."""
+    counts = Counter(t.name for t in things)
+    return [t for t in things if t.name not in _ROBOT_PARTS and counts[t.name] == 1]
+
+
 def _robot(scene: Scene, rng: np.random.Generator) -> list[QA]:
     """A rendered robot scene: what lies on the table, where, in which colour; parts of the robot only as yes or no."""
     counts = Counter(t.name for t in scene.things)
-    things = [t for t in scene.things if t.name not in _ROBOT_PARTS and counts[t.name] == 1]
+    things = on_the_table(scene.things)
     found: list[QA] = []
     if things:
         listing = _listing([words.article(t.name) for t in things])
