@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from mmsdk.decoder.mlp import Activation
 from mmsdk.decoder.rope import Scaling, Unscaled
 from mmsdk.errors import ModelError
 
@@ -18,6 +19,7 @@ class DecoderConfig:
     """Sizes and switches. `inner` is the width inside the feed-forward half, `context` the longest sequence the model was made for.
 
     Llama has no switch on, Qwen2 has `qkv_bias`, Qwen3 has `qk_norm`: an RMSNorm over each head of queries and keys, before the rotation.
+    Gemma has the `activation` "gelu_tanh" and multiplies the embeddings of words by `embedding_scale`, the root of its width.
     Raises ModelError for sizes that do not fit together.
     """
 
@@ -37,6 +39,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "head_dim", "inner", "context"):
@@ -47,7 +51,7 @@ class DecoderConfig:
             raise ModelError(f"decoder config: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_dim % 2:
             raise ModelError(f"decoder config: head_dim is {self.head_dim}; rotary positions need an even one")
-        for name, lowest in (("norm_eps", 0.0), ("rope_theta", 1.0)):
+        for name, lowest in (("norm_eps", 0.0), ("rope_theta", 1.0), ("embedding_scale", 0.0)):
             value = getattr(self, name)
             if not isinstance(value, float) or not math.isfinite(value) or value <= lowest:
                 raise ModelError(f"decoder config: {name} is {value!r}, it must be a finite float above {lowest}")

@@ -1,22 +1,37 @@
 """The feed-forward half of a layer."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["SwiGLU"]
+__all__ = ["Activation", "GatedMLP"]
+
+Activation = Literal["silu", "gelu_tanh"]
+
+_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+)
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202); gate and up are one matrix [2 * inner, d], gate first."""
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202): SwiGLU with "silu", GeGLU with "gelu_tanh".
 
-    def __init__(self, width: int, inner: int, bias: bool) -> None:
+    Gate and up are one matrix [2 * inner, d], gate first.
+    """
+
+    def __init__(self, width: int, inner: int, bias: bool, activation: Activation = "silu") -> None:
         super().__init__()
         self.gate_up = nn.Linear(width, 2 * inner, bias=bias)
         self.down = nn.Linear(inner, width, bias=bias)
+        self.activation = _FUNCTIONS[activation]
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """Width d in, width d out."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        down: Tensor = self.down(F.silu(gate) * up)
+        down: Tensor = self.down(self.activation(gate) * up)
         return down

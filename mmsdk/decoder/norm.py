@@ -18,5 +18,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The squares of a float16 activation overflow from 256 on, so they are taken in float32."""
         wide = x.float()
-        # Rounded before the weight is applied, as checkpoints of this family were trained.
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        # Rounded before the weight is applied, as checkpoints of this family were trained; a weight may be wider than the stream.
+        normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return (self.weight * normed).to(x.dtype)

@@ -19,7 +19,7 @@ from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Mask, Masks
 from mmsdk.attention.types import Attention
 from mmsdk.decoder.config import DecoderConfig
-from mmsdk.decoder.mlp import SwiGLU
+from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation
 from mmsdk.errors import ModelError
@@ -62,7 +62,7 @@ class Layer(nn.Module):
         self.norm1 = RMSNorm(config.width, config.norm_eps)
         self.attention = SelfAttention(config, core)
         self.norm2 = RMSNorm(config.width, config.norm_eps)
-        self.mlp = SwiGLU(config.width, config.inner, config.mlp_bias)
+        self.mlp = GatedMLP(config.width, config.inner, config.mlp_bias, config.activation)
 
     def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
         """One layer of the residual stream."""
@@ -103,7 +103,8 @@ class Decoder(nn.Module):
 
     def embed(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
         """Token ids to vectors of the decoder's width."""
-        return F.embedding(ids, self.embedding.weight)
+        embedded = F.embedding(ids, self.embedding.weight)
+        return embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
 
     def forward(
         self,

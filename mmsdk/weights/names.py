@@ -14,7 +14,7 @@ from torch import Tensor
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.errors import ModelError
 
-__all__ = ["GGUF", "HUGGINGFACE", "Names", "Source", "assemble", "expected", "used"]
+__all__ = ["GGUF", "HUGGINGFACE", "Names", "Source", "assemble", "expected", "joined", "used"]
 
 
 @runtime_checkable
@@ -93,10 +93,11 @@ def expected(names: Names, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
 
 def assemble(names: Names, config: DecoderConfig, source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
     """A decoder's state from a checkpoint's tensors, each read straight to its place. Raises ModelError where they do not fit together."""
-    return {ours: _joined(source, theirs, dtype) for ours, theirs in expected(names, config).items()}
+    return {ours: joined(source, theirs, dtype) for ours, theirs in expected(names, config).items()}
 
 
-def _joined(source: Source, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+def joined(source: Source, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+    """The tensors stacked by rows. Raises ModelError where one is missing or their shapes do not allow it."""
     shapes = [source.shape(name) for name in names]
     if len({shape[1:] for shape in shapes}) != 1 or () in shapes:
         raise ModelError(f"tensors {', '.join(map(repr, names))} cannot be stacked: their shapes are {', '.join(map(str, shapes))}")
