@@ -1,0 +1,46 @@
+"""PaliGemma as pi0 uses it: SigLIP sees every camera, one linear map connects it, Gemma reads [images ; words] both ways [published].
+
+(Beyer et al., arXiv 2407.07726; openpi's source.) Words enter Gemma times the root of its width, images as they are connected.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.stages import Context
+from mmsdk.vision.vit import ViT
+from mmsdk.vla.heads.prefix import prefill_blocks
+
+__all__ = ["PaliGemma"]
+
+
+@dataclass(frozen=True, slots=True)
+class PaliGemma:
+    """The parts of a checkpoint that make the prefix."""
+
+    vit: ViT
+    connector: nn.Linear
+    decoder: Decoder
+
+    @torch.no_grad()
+    def prefix(
+        self,
+        pixels: Float[Tensor, "b c 3 h w"],
+        present: Bool[Tensor, "b c"],
+        ids: Int[Tensor, "b s"],
+        said: Bool[Tensor, "b s"],
+        room: int = 0,
+    ) -> Context:
+        """What the decoder knows after c camera images in [-1, 1], in the model's order, and the words `ids` where `said`.
+
+        A camera that is not `present` is seen by nothing (pi0, pi0.5); pi0-FAST takes its black image for real.
+        """
+        sight = self.connector(self.vit(pixels.flatten(0, 1)).tokens)
+        words = self.decoder.embed(ids)
+        embeddings = torch.cat((sight.view(present.shape[0], -1, words.shape[-1]).to(words.dtype), words), dim=1)
+        shown = present[:, :, None].expand(-1, -1, sight.shape[1]).flatten(1)
+        starts = torch.zeros(embeddings.shape[1], dtype=torch.bool, device=embeddings.device)
+        return prefill_blocks(self.decoder, embeddings, torch.cat((shown, said), dim=1), starts, room)
