@@ -22,7 +22,8 @@ from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Ids, Prompt, Slot
 from mmsdk.stages import Row, prefill
 from mmsdk.tokenizer import TextTokenizer
-from mmsdk.vision.encoders.dinov2 import Dinov2Encoder
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.types import Image, Video
 from mmsdk.vision.vit import ViT, ViTConfig
@@ -53,7 +54,7 @@ def pipe(mini_language: Path) -> Pipeline:
     # a head of its own, so that the likeliest token is not simply the last one again
     torch.nn.init.normal_(decoder.head.weight, std=0.5)
     projector = Projector(ProjectorConfig(vision=32, hidden=32, language=48)).eval().requires_grad_(False)
-    encoder = Dinov2Encoder(vit, Preprocess(area=16))
+    encoder = Encoder(Dinov2(vit), Preprocess(area=16))
     vlm = Mini("small", encoder, projector, decoder, tokenizer, context=512)
     assert isinstance(vlm, VLM) and isinstance(tokenizer, TextTokenizer)
     return Pipeline(vlm)
@@ -62,7 +63,7 @@ def pipe(mini_language: Path) -> Pipeline:
 def in_dtype(pipe: Pipeline, dtype: torch.dtype) -> Pipeline:
     vlm = copy.deepcopy(pipe.vlm)
     assert isinstance(vlm, Mini)
-    for part in (vlm.encoder.vit, vlm.projector, vlm.decoder):
+    for part in (vlm.encoder.backbone.vit, vlm.projector, vlm.decoder):
         part.to(dtype)
     return Pipeline(vlm)
 

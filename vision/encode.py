@@ -1,10 +1,10 @@
-"""From pictures and clips to visual tokens, whatever the encoder: group by grid, see in batches, pool clips, give back in order.
+"""From pictures and clips to visual tokens, whatever the backbone: group by grid, see in batches, pool clips, give back in order.
 
-Letters: f frames, b frames in one batch, n tokens of a frame, d width of a token, e width of its key.
+Letters: f frames, b frames in one batch, n tokens of a frame, m of an input after pooling, d width of a token, h heads, e width of a key.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from mmsdk.errors import InputError
+from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.types import Media, Video, VisualTokens
+from mmsdk.vision.vit import ViT
 
-__all__ = ["Fit", "Sight", "encode", "pooled_grid"]
+__all__ = ["Backbone", "Encoder", "Fit", "Sight"]
 
 
 @runtime_checkable
@@ -34,77 +35,123 @@ class Fit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What an encoder makes of a batch of frames of one grid, in rows of the grid; `saliency` is float32."""
+    """What a backbone makes of a batch of frames of one grid, in rows of the grid; `saliency` is float32."""
 
     features: Float[Tensor, "b n d"]
     saliency: Float[Tensor, "b n"]
     keys: Float[Tensor, "b n e"]
 
+    @staticmethod
+    def of(features: Float[Tensor, "b n d"], attention: Float[Tensor, "b h n"], keys: Float[Tensor, "b h n e"]) -> "Sight":
+        """From the taps of one layer: saliency is the mean of the heads, keys stand side by side."""
+        return Sight(features, attention.mean(dim=1), keys.transpose(1, 2).flatten(2))
 
-def encode(
-    media: Sequence[Media],
-    fit: Fit,
-    see: Callable[[Float[Tensor, "b 3 y x"]], Sight],
-    *,
-    frame_pool: int,
-    batch: int,
-    like: Tensor,
-) -> list[VisualTokens]:
-    """One `VisualTokens` per input, in input order; frames of equal grids share batches of at most `batch` frames.
 
-    Clips are pooled by `frame_pool` x `frame_pool` patches of each frame; cells at a ragged edge hold fewer. A clip of one frame is a
-    picture. `see` takes and gives the dtype and device of `like`, a parameter of the model.
-    Raises InputError, with its place, for an input without pixels.
+@runtime_checkable
+class Backbone(Protocol):
+    """A vision transformer as one family reads it: which of its states are the features, what scores a patch."""
+
+    @property
+    def vit(self) -> ViT: ...
+
+    @property
+    def width(self) -> int:
+        """d, the width of the features."""
+        ...
+
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"]) -> Sight:
+        """What it makes of normalised frames, in the dtype and on the device of the transformer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A `VisionEncoder`: pixels brought into shape by `preprocess`, seen by `backbone`, at most `batch` frames at one time.
+
+    Clips are pooled by `frame_pool` x `frame_pool` patches of `time_pool` frames, into ceil(frames / time_pool) steps whose time is the
+    mean of their frames'; cells at a ragged edge, and the last step, hold fewer. A clip of one frame is a picture and is not pooled.
     """
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i, item in enumerate(media):
-        if not _frames(item).numel():
-            raise InputError("has no pixels; give at least one frame of at least 1x1", item=item.source, index=i)
-        groups[fit.grid(item.size)].append(i)
-    found: dict[int, VisualTokens] = {}
-    for grid, members in groups.items():
-        parts = [part for i in members for part in _frames(media[i]).split(batch)]
-        pixels = torch.cat([fit(part.to(like.device)).to(like.dtype) for part in parts])
-        sights = [see(chunk) for chunk in pixels.split(batch)]
-        counts = [len(_frames(media[i])) for i in members]
-        columns = [torch.cat(column).split(counts) for column in zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True)]
-        for i, features, saliency, keys in zip(members, *columns, strict=True):
-            pool = frame_pool if len(features) > 1 else 1
-            found[i] = _tokens(media[i], Sight(features, saliency, keys), grid, pool)
-    return [found[i] for i in range(len(media))]
 
+    backbone: Backbone
+    preprocess: Fit
+    frame_pool: int = 2
+    time_pool: int = 1
+    batch: int = 8
 
-def pooled_grid(grid: tuple[int, int], frames: int, frame_pool: int) -> tuple[int, int, int]:
-    """(t, h, w) of the tokens of an input: a clip's frames are pooled, a single frame is not."""
-    pool = frame_pool if frames > 1 else 1
-    return frames, -(-grid[0] // pool), -(-grid[1] // pool)
+    def __post_init__(self) -> None:
+        if min(self.frame_pool, self.time_pool, self.batch) < 1:
+            raise ModelError(f"frame_pool, time_pool and batch are at least 1, not {self.frame_pool}, {self.time_pool} and {self.batch}")
+
+    @property
+    def width(self) -> int:
+        """d, the width of the features."""
+        return self.backbone.width
+
+    def count(self, size: tuple[int, int], frames: int = 1) -> int:
+        """How many tokens an input of (height, width) pixels gives, without encoding it; a clip of one frame counts as a picture."""
+        steps, rows, columns = _pooled((frames, *self.preprocess.grid(size)), self._pool(frames))
+        return steps * rows * columns
+
+    @torch.no_grad()
+    def __call__(self, media: Sequence[Media]) -> list[VisualTokens]:
+        """The tokens of each input, in input order. Raises InputError, with its place, for an input without pixels."""
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, item in enumerate(media):
+            if not _frames(item).numel():
+                raise InputError("has no pixels; give at least one frame of at least 1x1", item=item.source, index=i)
+            groups[self.preprocess.grid(item.size)].append(i)
+        found: dict[int, VisualTokens] = {}
+        for grid, members in groups.items():
+            sight = self._see([_frames(media[i]) for i in members])
+            counts = [len(_frames(media[i])) for i in members]
+            columns = (x.split(counts) for x in (sight.features, sight.saliency, sight.keys))
+            for i, features, saliency, keys in zip(members, *columns, strict=True):
+                found[i] = _tokens(media[i], Sight(features, saliency, keys), grid, self._pool(len(features)))
+        return [found[i] for i in range(len(media))]
+
+    def _pool(self, frames: int) -> tuple[int, int, int]:
+        return (self.time_pool, self.frame_pool, self.frame_pool) if frames > 1 else (1, 1, 1)
+
+    def _see(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]]) -> Sight:
+        """All frames of inputs that share a grid, whatever their sizes in pixels."""
+        like = self.backbone.vit.position
+        parts = [part for frames in inputs for part in frames.split(self.batch)]
+        pixels = torch.cat([self.preprocess(part.to(like.device)).to(like.dtype) for part in parts])
+        sights = [self.backbone(chunk) for chunk in pixels.split(self.batch)]
+        return Sight(*map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True)))
 
 
 def _frames(item: Media) -> UInt8[Tensor, "f 3 h w"]:
     return item.frames if isinstance(item, Video) else item.pixels[None]
 
 
-def _tokens(item: Media, sight: Sight, grid: tuple[int, int], pool: int) -> VisualTokens:
-    frames = len(sight.features)
-    shape = pooled_grid(grid, frames, pool)
-    features, keys, saliency = (_pool(x, grid, pool) for x in (sight.features, sight.keys, sight.saliency[..., None]))
+def _pooled(grid: tuple[int, int, int], pool: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The one place that says how many steps, rows and columns pooling leaves."""
+    (t, h, w), (pt, ph, pw) = grid, pool
+    return -(-t // pt), -(-h // ph), -(-w // pw)
+
+
+def _tokens(item: Media, sight: Sight, grid: tuple[int, int], pool: tuple[int, int, int]) -> VisualTokens:
+    full = len(sight.features), *grid
+    features, keys, saliency = (_mean(x, full, pool) for x in (sight.features, sight.keys, sight.saliency[..., None]))
     times = item.times if isinstance(item, Video) else torch.zeros(1)
     return VisualTokens(
         features=features,
-        positions=_positions(shape, features.device),
-        weight=_weight(grid, frames, pool, features.device),
-        grid=shape,
-        times=times.to(features.device),
+        positions=_positions(_pooled(full, pool), features.device),
+        weight=_weight(full, pool, features.device),
+        grid=_pooled(full, pool),
+        times=F.avg_pool1d(times[None], pool[0], ceil_mode=True, count_include_pad=False)[0].to(features.device),
         saliency=saliency[:, 0],
         keys=keys,
     )
 
 
-def _pool(x: Float[Tensor, "f n d"], grid: tuple[int, int], pool: int) -> Float[Tensor, "m d"]:
-    if pool == 1:
+def _mean(x: Float[Tensor, "f n d"], grid: tuple[int, int, int], pool: tuple[int, int, int]) -> Float[Tensor, "m d"]:
+    if pool == (1, 1, 1):
         return x.flatten(0, 1)
-    plane = x.transpose(1, 2).unflatten(2, grid).float()
-    return F.avg_pool2d(plane, pool, ceil_mode=True, count_include_pad=False).flatten(2).transpose(1, 2).flatten(0, 1).to(x.dtype)
+    cells = F.avg_pool2d(x.transpose(1, 2).unflatten(2, grid[1:]).float(), pool[1:], ceil_mode=True, count_include_pad=False)
+    steps = F.avg_pool2d(cells.flatten(1)[None], (pool[0], 1), ceil_mode=True, count_include_pad=False)
+    return steps.reshape(-1, x.shape[2], cells[0, 0].numel()).transpose(1, 2).flatten(0, 1).to(x.dtype)
 
 
 def _positions(shape: tuple[int, int, int], device: torch.device) -> Int[Tensor, "m 3"]:
@@ -112,7 +159,8 @@ def _positions(shape: tuple[int, int, int], device: torch.device) -> Int[Tensor,
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
 
 
-def _weight(grid: tuple[int, int], frames: int, pool: int, device: torch.device) -> Float[Tensor, " m"]:
-    ones = torch.ones(1, 1, *grid, device=device)
-    sums = F.avg_pool2d(ones, pool, ceil_mode=True, count_include_pad=True, divisor_override=1)
-    return sums.flatten().repeat(frames)
+def _weight(grid: tuple[int, int, int], pool: tuple[int, int, int], device: torch.device) -> Float[Tensor, " m"]:
+    """How many patches each token stands for."""
+    frames = torch.ones(grid[0], device=device).split(pool[0])
+    cells = F.avg_pool2d(torch.ones(1, *grid[1:], device=device), pool[1:], ceil_mode=True, divisor_override=1)
+    return torch.outer(torch.stack([step.sum() for step in frames]), cells.flatten()).flatten()

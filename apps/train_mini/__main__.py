@@ -26,7 +26,8 @@ from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.types import Tokenizer
-from mmsdk.vision.encoders.dinov2 import Dinov2Encoder
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.weights import vit_from_onnx
 from mmsdk.weights import pull
@@ -56,8 +57,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _encoder(dtype: torch.dtype) -> Dinov2Encoder:
-    return Dinov2Encoder(vit_from_onnx(pull("mini")["encoder"]).to(dtype), Preprocess(), middle=MIDDLE, batch=16)
+def _encoder(dtype: torch.dtype) -> Encoder:
+    return Encoder(Dinov2(vit_from_onnx(pull("mini")["encoder"]).to(dtype), MIDDLE), Preprocess(), batch=16)
 
 
 def _shards(args: argparse.Namespace, dtype: torch.dtype) -> tuple[list[Shard], Shard, Shard | None]:

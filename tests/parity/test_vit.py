@@ -13,7 +13,8 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, Dinov2Config, Dinov2Model, SiglipVisionConfig, SiglipVisionModel
 
-from mmsdk.vision.encoders.dinov2 import Dinov2Encoder
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.types import Image
@@ -116,7 +117,7 @@ def test_saliency_is_the_class_tokens_attention(ours: ViT, reference: Dinov2Mode
     """PP-01, from the encoder down: never none, never all zeros."""
     found = next(photos.rglob("rocket.jpg"))
     image = Image(torch.from_numpy(np.array(PIL.Image.open(found).convert("RGB"))).permute(2, 0, 1))
-    encoder = Dinov2Encoder(ours, Preprocess())
+    encoder = Encoder(Dinov2(ours), Preprocess())
     (tokens,) = encoder([image])
     with torch.inference_mode():
         eager = reference(encoder.preprocess(image.pixels[None]), output_attentions=True).attentions[-1]

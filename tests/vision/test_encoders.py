@@ -9,10 +9,10 @@ import torch
 
 from mmsdk import plugins
 from mmsdk.errors import InputError, ModelError
-from mmsdk.vision.encode import Fit
-from mmsdk.vision.encoders.clip import ClipEncoder
-from mmsdk.vision.encoders.dinov2 import Dinov2Encoder
-from mmsdk.vision.encoders.siglip import SiglipEncoder
+from mmsdk.vision.encode import Backbone, Encoder, Fit
+from mmsdk.vision.encoders.clip import Clip
+from mmsdk.vision.encoders.dinov2 import Dinov2
+from mmsdk.vision.encoders.siglip import Siglip
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.types import Image, Media, Video, VisionEncoder
 from mmsdk.vision.vit import ViT, ViTConfig
@@ -28,16 +28,16 @@ def small(**changes: object) -> ViT:
 
 
 FIT = Preprocess(area=AREA)
-MAKERS: dict[str, Callable[[], VisionEncoder]] = {
-    "dinov2": lambda: Dinov2Encoder(small(), FIT, middle=(0,), batch=3),
-    "clip": lambda: ClipEncoder(small(norm_first=True, layer_scale=False, patch_bias=False, activation="quick_gelu"), FIT, batch=3),
-    "siglip": lambda: SiglipEncoder(small(class_token=False, layer_scale=False, activation="gelu_tanh"), FIT, batch=3),
+MAKERS: dict[str, Callable[[], Backbone]] = {
+    "dinov2": lambda: Dinov2(small(), middle=(0,)),
+    "clip": lambda: Clip(small(norm_first=True, layer_scale=False, patch_bias=False, activation="quick_gelu")),
+    "siglip": lambda: Siglip(small(class_token=False, layer_scale=False, activation="gelu_tanh")),
 }
 
 
 @pytest.fixture(params=sorted(MAKERS))
 def encoder(request: pytest.FixtureRequest) -> VisionEncoder:
-    return MAKERS[request.param]()
+    return Encoder(MAKERS[request.param](), FIT, batch=3)
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image:
@@ -125,6 +125,24 @@ def test_a_clip_is_its_pictures_pooled(encoder: VisionEncoder) -> None:
         assert torch.allclose(tokens.keys[i], keys[cell].mean(dim=0), atol=1e-5)
 
 
+@pytest.mark.parametrize("time_pool", [1, 2, 4])
+@pytest.mark.parametrize("frames", range(1, 10))
+def test_steps_are_frames_by_the_pool_rounded_up(frames: int, time_pool: int) -> None:
+    """VI-02, VI-03: in the count, the grid, the positions, the times and the weight alike; what lacks to a full step is not invented."""
+    video = clip(frames, 42, 70)
+    encoder = Encoder(Dinov2(small()), FIT, frame_pool=1, time_pool=time_pool)
+    (tokens,) = encoder([video])
+    (plain,) = Encoder(Dinov2(small()), FIT, frame_pool=1)([video])
+    steps, cells = -(-frames // time_pool), len(plain) // frames
+    assert tokens.grid[0] == len(tokens.times) == int(tokens.positions[:, 0].max()) + 1 == steps
+    assert len(tokens) == encoder.count((42, 70), frames) == steps * cells and tokens.weight.sum() == len(plain)
+    for step in range(steps):
+        group = slice(step * time_pool, (step + 1) * time_pool)
+        mine = tokens.positions[:, 0] == step
+        assert torch.allclose(tokens.features[mine], plain.features.view(frames, cells, -1)[group].mean(dim=0), atol=1e-5)
+        assert torch.allclose(tokens.times[step], video.times[group].mean())
+
+
 @pytest.mark.parametrize("nothing", [torch.zeros(3, 0, 5, dtype=torch.uint8), torch.zeros(3, 0, 0, dtype=torch.uint8)])
 def test_an_input_without_pixels_is_named(encoder: VisionEncoder, nothing: torch.Tensor) -> None:
     with pytest.raises(InputError, match=r"item 1 \(void\)") as caught:
@@ -139,17 +157,23 @@ def test_a_clip_without_frames_is_named(encoder: VisionEncoder) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gives_half_precision(dtype: torch.dtype) -> None:
-    for cls, vit in ((Dinov2Encoder, small()), (ClipEncoder, small()), (SiglipEncoder, small(class_token=False))):
-        expected = cls(vit, FIT)([clip(2, 84, 84)])[0]
-        (tokens,) = cls(vit.to(dtype), FIT)([clip(2, 84, 84)])
+    for cls, vit in ((Dinov2, small()), (Clip, small()), (Siglip, small(class_token=False))):
+        expected = Encoder(cls(vit), FIT)([clip(2, 84, 84)])[0]
+        (tokens,) = Encoder(cls(vit.to(dtype)), FIT)([clip(2, 84, 84)])
         assert tokens.features.dtype == dtype and tokens.saliency.dtype == torch.float32
         assert torch.nn.functional.cosine_similarity(tokens.features.float(), expected.features).min() > 0.998
 
 
 def test_an_encoder_refuses_a_vit_of_another_kind() -> None:
-    for cls, vit in ((Dinov2Encoder, small(class_token=False)), (ClipEncoder, small(class_token=False)), (SiglipEncoder, small())):
+    for cls, vit in ((Dinov2, small(class_token=False)), (Clip, small(class_token=False)), (Siglip, small())):
         with pytest.raises(ModelError, match="class token"):
-            cls(vit, FIT)
+            cls(vit)
+
+
+@pytest.mark.parametrize("settings", [{"frame_pool": 0}, {"time_pool": 0}, {"batch": -1}])
+def test_pools_and_batches_hold_at_least_one(settings: dict[str, int]) -> None:
+    with pytest.raises(ModelError, match="at least 1"):
+        Encoder(Dinov2(small()), FIT, **settings)
 
 
 def test_any_fit_will_do() -> None:
@@ -163,13 +187,13 @@ def test_any_fit_will_do() -> None:
             return torch.nn.functional.interpolate(pixels.float() / 255, (28, 28))
 
     fit: Fit = Square()
-    encoder = SiglipEncoder(small(class_token=False), fit)
+    encoder = Encoder(Siglip(small(class_token=False)), fit)
     assert [t.grid for t in encoder([picture(7, 300), picture(300, 7)])] == [(1, 2, 2), (1, 2, 2)]
 
 
 def test_middle_layers_stand_behind_the_final_one() -> None:
     vit = small()
-    plain, more = Dinov2Encoder(vit, FIT), Dinov2Encoder(vit, FIT, middle=(0, 2))
+    plain, more = Encoder(Dinov2(vit), FIT), Encoder(Dinov2(vit, middle=(0, 2)), FIT)
     (a,), (b,) = plain([picture(84, 84)]), more([picture(84, 84)])
     assert more.width == 3 * plain.width and torch.equal(b.features[:, :48], a.features)
     parts = b.features[:, 48:].unflatten(1, (2, 48))
@@ -178,7 +202,7 @@ def test_middle_layers_stand_behind_the_final_one() -> None:
 
 
 def test_real_weights_give_256_tokens_and_64_a_frame(mini_encoder: Path) -> None:
-    encoder = Dinov2Encoder(vit_from_onnx(mini_encoder), Preprocess())
+    encoder = Encoder(Dinov2(vit_from_onnx(mini_encoder)), Preprocess())
     still, moving = encoder([picture(224, 224), clip(2, 224, 224)])
     assert still.grid == (1, 16, 16) and moving.grid == (2, 8, 8)
     assert (moving.weight == 4).all() and encoder.count((224, 224)) == 256 and encoder.count((224, 224), 8) == 512

@@ -1,1 +1,1 @@
-"""Vision encoders, one file per family: pixels in, visual tokens out."""
+"""Vision backbones, one file per family: what each reads from its transformer. `mmsdk.vision.encode.Encoder` does the rest."""

@@ -18,7 +18,8 @@ from mmsdk.models.mini.adapter import merge, read_adapter
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.types import Tokenizer
 from mmsdk.prompt import Ids, Layout, Prompt, Slot
-from mmsdk.vision.encoders.dinov2 import Dinov2Encoder
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.types import VisualTokens
 from mmsdk.vision.weights import vit_from_onnx
@@ -36,7 +37,7 @@ class Mini:
     """The parts; see `mmsdk.models.types.VLM`."""
 
     name: str
-    encoder: Dinov2Encoder
+    encoder: Encoder
     projector: Projector
     decoder: Decoder
     tokenizer: Tokenizer
@@ -76,7 +77,7 @@ def load_parts(parts: Bundle, dtype: torch.dtype, device: torch.device, name: st
             raise ModelError(f"{parts.language}: {marker} is token {tokenizer.special(marker)}, mini was trained with {expected}")
     return Mini(
         name=name,
-        encoder=Dinov2Encoder(vit_from_onnx(parts.encoder).to(device, dtype), Preprocess(), middle=adapter.middle),
+        encoder=Encoder(Dinov2(vit_from_onnx(parts.encoder).to(device, dtype), adapter.middle), Preprocess()),
         projector=_projector(adapter.projector, parts.adapter).to(device, dtype),
         decoder=decoder.to(device, dtype),
         tokenizer=tokenizer,
