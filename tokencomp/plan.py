@@ -16,7 +16,7 @@ from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.types import Audit, Compressed
 from mmsdk.vision.types import VisualTokens
 
-__all__ = ["check", "keep", "merge", "reading_key"]
+__all__ = ["check", "keep", "merge", "reading_key", "untouched"]
 
 
 def check(tokens: Sequence[VisualTokens], budgets: Sequence[Budget]) -> None:
@@ -36,6 +36,12 @@ def reading_key(positions: Int[Tensor, "n 3"], grid: tuple[int, int, int]) -> In
     _, rows, columns = grid
     t, y, x = positions.unbind(dim=1)
     return (t * rows + y) * columns + x
+
+
+def untouched(tokens: VisualTokens) -> Compressed:
+    """Every token stays. Its audit's method is "identity", which leaves no trace in a chain."""
+    device = tokens.features.device
+    return Compressed(tokens, Audit("identity", torch.arange(len(tokens), device=device), torch.zeros(len(tokens), device=device)))
 
 
 def keep(
@@ -69,11 +75,16 @@ def merge(
     method: str,
     scores: Float[Tensor, " n"] | None = None,
     seconds: float = 0.0,
+    at: Int[Tensor, " k"] | None = None,
+    features: Float[Tensor, "k d"] | None = None,
 ) -> Compressed:
     """Merge each group of tokens into its mean, weighted by the patches that each member stands for.
 
     `labels` gives the group of every token in [0, count), every group non-empty, or -1 to drop the token. Sums run in float32; the
     position of a group is the rounded weighted mean of its members' (halves round up), and groups come out in reading order.
+
+    A method whose paper says otherwise gives, by group, `at`, the source token whose position the group takes, and `features`, what the
+    group becomes instead of the mean (float32, held within the range of the tokens' dtype).
     """
     dropped = labels < 0
     slot = labels.clamp_min(0)
@@ -86,13 +97,14 @@ def merge(
         terms = values.float().masked_fill(dropped[:, None], 0.0) * weight[:, None]
         return sums.index_add_(0, slot, terms) / total[:, None]
 
-    positions = (mean(tokens.positions) + 0.5).floor().to(tokens.positions.dtype)
+    positions = (mean(tokens.positions) + 0.5).floor().to(tokens.positions.dtype) if at is None else tokens.positions[at]
+    merged_features = mean(tokens.features) if features is None else _within(features, tokens.features.dtype)
     order = reading_key(positions, tokens.grid).argsort(stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(count, device=order.device)
     merged = dataclasses.replace(
         tokens,
-        features=mean(tokens.features)[order].to(tokens.features.dtype),
+        features=merged_features[order].to(tokens.features.dtype),
         positions=positions[order],
         weight=total[order].to(tokens.weight.dtype),
         saliency=_mean_saliency(tokens, mean, order),
@@ -106,6 +118,11 @@ def _mean_saliency(tokens: VisualTokens, mean: Callable[[Tensor], Tensor], order
     if tokens.saliency.shape[0] == 0:
         return tokens.saliency
     return mean(tokens.saliency[:, None])[order, 0].to(tokens.saliency.dtype)
+
+
+def _within(features: Tensor, dtype: torch.dtype) -> Tensor:
+    limit = torch.finfo(dtype).max
+    return features.clamp(-limit, limit)
 
 
 def _scores(tokens: VisualTokens, scores: Tensor | None) -> Tensor:

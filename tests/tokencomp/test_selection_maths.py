@@ -1,0 +1,102 @@
+"""What methods share: choosing by score, pairs of tokens in slices, clusters without an empty group."""
+
+import pytest
+import torch
+
+from mmsdk.tokencomp import density, similarity
+from mmsdk.tokencomp.clustering import spherical_kmeans
+from mmsdk.tokencomp.density import density_peaks
+from mmsdk.tokencomp.ranking import first_best, first_in_tiers, others, rank_within, ranked, rescaled, top
+from mmsdk.tokencomp.seeding import farthest_first
+from mmsdk.tokencomp.similarity import best_match, nearest_other, unit
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_less_than_a_millionth_apart_the_earlier_wins() -> None:
+    """PP-12."""
+    scores = torch.tensor([[0.2, 0.5, 0.5 + 5e-7, 0.1, 0.5 - 5e-7], [0.9, 0.5, 0.5 + 5e-6, 0.1, 0.5]])
+    assert first_best(scores[:, 1:]).tolist() == [0, 1]
+    assert top(scores, 2).tolist() == [[1, 2], [0, 2]]
+    assert top(scores, 0).shape == (2, 0)
+    assert ranked(torch.tensor([0.3, 0.5, 0.3, 0.9])).tolist() == [3, 1, 0, 2]
+
+
+def test_noise_of_another_order_of_summing_changes_nothing() -> None:
+    """PP-12: every score occurs many times, so that the choice hangs on ties alone."""
+    exact = torch.randint(0, 7, (300,), generator=torch.Generator().manual_seed(1)) / 7
+    for seed in range(5):
+        noisy = exact + 2e-7 * drawn(300, seed=seed).clamp(-2, 2)
+        assert torch.equal(top(noisy, 100), top(exact, 100)) and int(first_best(noisy)) == int(first_best(exact))
+
+
+def test_ranks_within_groups_equal_a_loop() -> None:
+    group = torch.randint(0, 4, (2, 30), generator=torch.Generator().manual_seed(2))
+    order = torch.stack([torch.randperm(30, generator=torch.Generator().manual_seed(s)) for s in (3, 4)])
+    found = rank_within(order, group, 4)
+    for b in range(2):
+        seen = [0] * 4
+        for token in order[b].tolist():
+            assert int(found[b, token]) == seen[int(group[b, token])]
+            seen[int(group[b, token])] += 1
+
+
+def test_tiers_others_and_rescaling() -> None:
+    tier, order = torch.tensor([[1, 0, 1, 0]]), torch.tensor([[2, 3, 1, 0]])
+    assert first_in_tiers(tier, order, 3).tolist() == [[1, 2, 3]]
+    assert others(torch.tensor([[3, 0]]), 5).tolist() == [[1, 2, 4]]
+    assert rescaled(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])).tolist() == [[0.0, 1.0, 0.5], [1.0, 1.0, 1.0]]
+
+
+def test_unit_vectors_of_zero_and_of_huge_entries() -> None:
+    """PP-10."""
+    z = unit(torch.tensor([[0.0, 0.0], [6e4, 6e4], [-6e4, 0.0]], dtype=torch.float16))
+    torch.testing.assert_close(z, torch.tensor([[0.0, 0.0], [0.5**0.5, 0.5**0.5], [-1.0, 0.0]]))
+    assert torch.isfinite(unit(torch.full((1, 9), 3e38))).all()
+
+
+def test_slices_change_nothing_and_hold_no_matrix_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PP-02: the same answers when a slice holds a few rows; each equals the whole matrix."""
+    z, to = unit(drawn(2, 33, 8)), unit(drawn(2, 7, 8, seed=1))
+    x, group = drawn(2, 33, 8), torch.arange(33).expand(2, -1) % 3
+    alive = drawn(2, 33, seed=5) > -1
+    pairs = z @ z.transpose(1, 2) - 9 * torch.eye(33)
+    value, index = (z @ to.transpose(1, 2)).max(dim=2)
+    whole = density_peaks(x, group, alive, groups=3, neighbours=4)
+    monkeypatch.setattr(similarity, "ENTRIES", 40)
+    monkeypatch.setattr(density, "ENTRIES", 300)
+    found = best_match(z, to)
+    torch.testing.assert_close(found[0], value)
+    assert torch.equal(found[1], index)
+    torch.testing.assert_close(nearest_other(z), pairs.amax(dim=2))
+    torch.testing.assert_close(density_peaks(x, group, alive, groups=3, neighbours=4), whole)
+
+
+def test_pairs_apart_match_only_where_there_is_nothing_else() -> None:
+    z = unit(drawn(1, 6, 8))
+    apart = torch.zeros(1, 6, 6, dtype=torch.bool)
+    apart[0, 0, 0] = apart[0, 1] = True
+    cosine, index = best_match(z, z, apart)
+    assert int(index[0, 0]) != 0 and index[0, 1:].tolist() == [1, 2, 3, 4, 5]
+    torch.testing.assert_close(cosine[0, 1:], torch.ones(5))
+
+
+def test_seeds_are_distinct_even_among_copies_and_zeros() -> None:
+    """PP-10."""
+    z = unit(torch.cat([drawn(1, 2, 6).repeat(1, 3, 1), torch.zeros(1, 4, 6)], dim=1))
+    seeds = farthest_first(z, torch.tensor([1]), 10)
+    assert seeds[0].sort().values.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("m", [3, 8, 12])
+def test_no_group_is_left_empty(m: int) -> None:
+    """Three distinct directions for more groups: who is moved is among those that their group can spare."""
+    z = unit(drawn(2, 3, 6))[:, torch.arange(12) % 3]
+    labels = spherical_kmeans(z, farthest_first(z, torch.zeros(2, dtype=torch.int64), m))
+    for row, vectors in zip(labels, z, strict=True):
+        assert torch.equal(row.unique(), torch.arange(m))
+        for group in range(m):
+            members = vectors[row == group]
+            torch.testing.assert_close(members, members[:1].expand_as(members))

@@ -1,0 +1,83 @@
+"""Spherical k-means: groups of tokens that point the same way, from given seeds, without a group left empty.
+
+Letters: b inputs side by side, n tokens, m groups.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.tokencomp.ranking import place, ranked
+from mmsdk.tokencomp.similarity import best_match
+
+__all__ = ["group_means", "group_sizes", "spherical_kmeans"]
+
+
+def spherical_kmeans(
+    z: Float[Tensor, "b n d"], seeds: Int[Tensor, "b m"], *, rounds: int = 10, tolerance: float = 1e-6
+) -> Int[Tensor, "b n"]:
+    """The group in [0, m) of each unit vector; no group is empty.
+
+    A round assigns every vector to the prototype of largest cosine and replaces each prototype by the normalised mean of its members; a
+    prototype without members starts again at the vector that is covered worst. An input stops when no entry of its prototypes changes by
+    more than `tolerance`. Groups are those of one more assignment to the final prototypes.
+    """
+    prototypes = _rows(z, seeds)
+    settled = torch.zeros(len(z), 1, 1, dtype=torch.bool, device=z.device)
+    for _ in range(rounds):
+        cosine, labels = best_match(z, prototypes)
+        means = F.normalize(group_means(z, labels, seeds.shape[1]), dim=-1, eps=1e-6)
+        updated = _reseeded(means, labels, z, cosine)
+        change = (updated - prototypes).abs().amax(dim=(1, 2), keepdim=True)
+        prototypes = torch.where(settled, prototypes, updated)
+        settled = settled | (change <= tolerance)
+        # looking costs nothing on the processor; an accelerator would have to wait, and does the remaining rounds for nothing instead
+        if z.device.type == "cpu" and bool(settled.all()):
+            break
+    cosine, labels = best_match(z, prototypes)
+    return _filled(labels, cosine, seeds.shape[1])
+
+
+def group_means(x: Float[Tensor, "b n d"], labels: Int[Tensor, "b n"], count: int) -> Float[Tensor, "b m d"]:
+    """The mean of the members of each group; zero for a group without members."""
+    b, _, d = x.shape
+    flat = labels + torch.arange(b, device=x.device)[:, None] * count
+    sums = x.new_zeros(b * count, d).index_add_(0, flat.flatten(), x.flatten(0, 1)).unflatten(0, (b, count))
+    return sums / group_sizes(labels, count).clamp_min(1)[..., None]
+
+
+def group_sizes(labels: Int[Tensor, "b n"], count: int) -> Int[Tensor, "b m"]:
+    """How many members each group has."""
+    return torch.zeros(len(labels), count, dtype=torch.int64, device=labels.device).scatter_add_(1, labels, torch.ones_like(labels))
+
+
+def _reseeded(
+    prototypes: Float[Tensor, "b m d"], labels: Int[Tensor, "b n"], z: Float[Tensor, "b n d"], cosine: Float[Tensor, "b n"]
+) -> Float[Tensor, "b m d"]:
+    """Prototypes with the empty ones moved, in order, to the vector that is covered worst, the second worst, and so on."""
+    empty = group_sizes(labels, prototypes.shape[1]) == 0
+    turn = (empty.cumsum(dim=1) - 1).clamp_min(0)
+    return torch.where(empty[..., None], _rows(z, ranked(-cosine).gather(1, turn)), prototypes)
+
+
+def _filled(labels: Int[Tensor, "b n"], cosine: Float[Tensor, "b n"], count: int) -> Int[Tensor, "b n"]:
+    """Labels with each empty group given the worst covered vector that is not the last of its own group.
+
+    Taking away the worst first, what a group has left in the end is its best covered member; everyone else may be taken.
+    """
+    n = labels.shape[1]
+    turn = place(ranked(-cosine))
+    stays = torch.zeros(len(labels), count, dtype=torch.int64, device=labels.device).scatter_reduce_(1, labels, turn, "amax")
+    free = turn < stays.gather(1, labels)
+    donors = (turn + n * ~free).argsort(dim=1)
+    empty = group_sizes(labels, count) == 0
+    taken = donors.gather(1, (empty.cumsum(dim=1) - 1).clamp_min(0))
+    # groups that have members write beyond the end, into a column that is cut off again
+    room = torch.cat([labels, labels.new_zeros(len(labels), 1)], dim=1)
+    groups = torch.arange(count, device=labels.device).expand_as(empty)
+    return room.scatter_(1, torch.where(empty, taken, n), groups)[:, :n]
+
+
+def _rows(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tensor, "b m d"]:
+    return z.gather(1, index[..., None].expand(-1, -1, z.shape[2]))

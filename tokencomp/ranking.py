@@ -1,0 +1,64 @@
+"""Choosing by score so that noise decides nothing: scores that differ by less than a millionth are equal, and the earlier token wins.
+
+Sums come out a little different on another machine, in another batch or after another order of adding; a choice that hung on the last
+bit would change with them. Everything here is batched over leading dimensions and never asks the device for a value.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["TIE", "first_best", "first_in_tiers", "others", "place", "rank_within", "ranked", "rescaled", "top"]
+
+# Scores closer than this are equal.
+TIE = 1e-6
+
+
+def first_best(scores: Float[Tensor, "*b n"]) -> Int[Tensor, "*b"]:
+    """The earliest token whose score is the largest."""
+    return (scores >= scores.amax(dim=-1, keepdim=True) - TIE).to(torch.uint8).argmax(dim=-1)
+
+
+def top(scores: Float[Tensor, "*b n"], count: int) -> Int[Tensor, "*b m"]:
+    """The `count` tokens of largest score, in ascending order of their index; of those equal to the last one chosen, the earlier ones."""
+    if count == 0:
+        return torch.empty(*scores.shape[:-1], 0, dtype=torch.int64, device=scores.device)
+    last = scores.topk(count, dim=-1).values[..., -1:]
+    tier = (scores >= last - TIE).to(torch.int8) + (scores > last + TIE).to(torch.int8)
+    return tier.argsort(dim=-1, descending=True, stable=True)[..., :count].sort(dim=-1).values
+
+
+def ranked(scores: Float[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
+    """All tokens from the largest score to the smallest, earlier ones first among equals (scores are read to the nearest millionth)."""
+    return (scores / TIE).round().argsort(dim=-1, descending=True, stable=True)
+
+
+def first_in_tiers(tier: Int[Tensor, "b n"], order: Int[Tensor, "b n"], count: int) -> Int[Tensor, "b m"]:
+    """The first `count` tokens, ascending: those of lower tier before others, within a tier as they stand in `order`."""
+    return (tier * order.shape[1] + place(order)).argsort(dim=1)[:, :count].sort(dim=1).values
+
+
+def place(order: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    """The inverse of a permutation: where each token stands in `order`."""
+    here = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, here)
+
+
+def rank_within(order: Int[Tensor, "b n"], group: Int[Tensor, "b n"], groups: int) -> Int[Tensor, "b n"]:
+    """The place of each token among those of its own group, counted from 0, when all are taken in `order`."""
+    grouped = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
+    sizes = torch.zeros(len(group), groups, dtype=torch.int64, device=group.device).scatter_add_(1, group, torch.ones_like(group))
+    return place(grouped) - (sizes.cumsum(dim=1) - sizes).gather(1, group)
+
+
+def others(index: Int[Tensor, "b m"], n: int) -> Int[Tensor, "b k"]:
+    """The tokens of range(n) that are not in `index` (distinct entries), ascending."""
+    inside = torch.zeros(len(index), n, dtype=torch.int8, device=index.device).scatter_(1, index, 1)
+    return inside.argsort(dim=1, stable=True)[:, : n - index.shape[1]]
+
+
+def rescaled(scores: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+    """Scores on [0, 1] by their least and largest; where all are equal nothing is preferred and each is 1."""
+    least, most = scores.aminmax(dim=-1, keepdim=True)
+    flat = most - least <= TIE
+    return ((scores - least) / (most - least).masked_fill(flat, 1.0)).masked_fill(flat, 1.0)
