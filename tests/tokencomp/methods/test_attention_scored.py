@@ -1,0 +1,131 @@
+"""VisionZip, PruMerge and VisPruner: methods scored by the encoder's attention, each against loops written from its rules."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmsdk.errors import ModelError, PluginError
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.methods.prumerge import PruMerge
+from mmsdk.tokencomp.methods.visionzip import VisionZip
+from mmsdk.tokencomp.methods.vispruner import VisPruner
+from mmsdk.tokencomp.types import Compressed
+from mmsdk.vision.types import VisualTokens
+
+Tokens = Callable[..., VisualTokens]
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.double(), b.double()) / (a.double().norm() * b.double().norm()))
+
+
+def most(scores: Tensor, count: int, among: list[int]) -> list[int]:
+    return sorted(sorted(among, key=lambda i: -float(scores[i]))[:count])
+
+
+def equally_weighted(source: VisualTokens) -> VisualTokens:
+    return dataclasses.replace(source, weight=torch.full_like(source.weight, 4.0))
+
+
+def by_token(result: Compressed, count: int) -> list[list[int]]:
+    """The members of each surviving token."""
+    assignment = result.audit.assignment.tolist()
+    return [[i for i, slot in enumerate(assignment) if slot == group] for group in range(count)]
+
+
+@pytest.mark.parametrize(("m", "contextual"), [(192, 30), (128, 20), (64, 10)])
+def test_visionzip_has_the_published_shares(tokens_of: Tokens, m: int, contextual: int) -> None:
+    source = tokens_of((1, 24, 24), seed=m)
+    (result,) = VisionZip()([source], [Budget(m)])
+    sizes = [len(members) for members in by_token(result, m)]
+    dominant = set(most(source.saliency, m - contextual, list(range(576))))
+    assert len(dominant & {members[0] for members in by_token(result, m) if len(members) == 1}) == m - contextual
+    assert sum(sizes) == 576
+
+
+@pytest.mark.parametrize("m", [1, 7, 13, 29])
+def test_visionzip_equals_its_rules(tokens_of: Tokens, m: int) -> None:
+    source = equally_weighted(tokens_of((1, 5, 6), seed=m))
+    assert source.keys is not None
+    contextual = max(1, round(m * 10 / 64))
+    dominant = most(source.saliency, m - contextual, list(range(30)))
+    rest = [i for i in range(30) if i not in dominant]
+    targets = rest[:: len(rest) // contextual][:contextual]
+    joined: dict[int, list[int]] = {t: [] for t in targets}
+    for i in rest:
+        if i not in targets:
+            joined[max(targets, key=lambda t: cosine(source.keys[i], source.keys[t]))].append(i)
+    expected = {i: source.features[i].double() for i in dominant}
+    for t, members in joined.items():
+        mean = source.features[members].double().mean(dim=0) if members else 0.0
+        expected[t] = source.features[t].double() + mean
+    (result,) = VisionZip()([source], [Budget(m)])
+    assert torch.equal(result.tokens.positions, source.positions[sorted(expected)])
+    torch.testing.assert_close(result.tokens.features.double(), torch.stack([expected[i] for i in sorted(expected)]), rtol=1e-5, atol=1e-5)
+    assert torch.equal(result.tokens.features[[sorted(expected).index(i) for i in dominant]], source.features[dominant])
+    assert float(result.tokens.weight.sum()) == float(source.weight.sum())
+
+
+@pytest.mark.parametrize(("m", "uniform"), [(1, 0.0), (2, 0.0), (9, 0.0), (38, 0.0), (13, 0.5)])
+def test_prumerge_equals_its_rules(tokens_of: Tokens, m: int, uniform: float) -> None:
+    source = tokens_of((1, 5, 8), seed=m)
+    keys, attention, x = source.keys, source.saliency.double(), source.features.double()
+    assert keys is not None
+    room = max(1, m - 1)
+    samples = int(room * uniform)
+    spaced = [(2 * i + 1) * 40 // (2 * samples) for i in range(samples)]
+    kept = sorted(spaced + most(attention, room - samples, [i for i in range(40) if i not in spaced]))
+    expected = {}
+    for i in kept:
+        near = sorted((j for j in range(40) if j != i), key=lambda j: -cosine(keys[i], keys[j]))[:32]
+        expected[i] = x[i] + sum(attention[j] * x[j] for j in near)
+    pruned = [i for i in range(40) if i not in kept]
+    if m > 1:
+        expected[most(attention, 1, pruned)[0]] = sum(attention[j] * x[j] for j in pruned)
+    (result,) = PruMerge(uniform=uniform)([source], [Budget(m)])
+    assert torch.equal(result.tokens.positions, source.positions[sorted(expected)])
+    torch.testing.assert_close(result.tokens.features.double(), torch.stack([expected[i] for i in sorted(expected)]), rtol=1e-4, atol=1e-4)
+    assert float(result.tokens.weight.sum()) == float(source.weight.sum())
+
+
+@pytest.mark.parametrize("m", [1, 2, 10, 31, 44])
+def test_vispruner_equals_its_rules(tokens_of: Tokens, m: int) -> None:
+    source = tokens_of((1, 5, 9), seed=m)
+    important = most(source.saliency, m // 2, list(range(45)))
+    rest = [i for i in range(45) if i not in important]
+    while len(rest) > m - len(important):
+        even, odd = rest[::2], rest[1::2]
+        twins = {i: max(cosine(source.features[i], source.features[j]) for j in odd) for i in even}
+        gone = sorted(even, key=lambda i: -twins[i])[: min(8, len(rest) - (m - len(important)))]
+        rest = [i for i in rest if i not in gone]
+    (result,) = VisPruner()([source], [Budget(m)])
+    assert torch.equal(result.tokens.features, source.features[sorted(important + rest)])
+
+
+def test_vispruner_at_full_importance_is_plain_attention(tokens_of: Tokens) -> None:
+    source = tokens_of((1, 5, 9))
+    (result,) = VisPruner(important=1.0)([source], [Budget(11)])
+    assert torch.equal(result.tokens.features, source.features[most(source.saliency, 11, list(range(45)))])
+
+
+@pytest.mark.parametrize("method", [VisionZip(), PruMerge(), VisPruner()])
+def test_tokens_without_attention_are_refused(tokens_of: Tokens, method: VisionZip | PruMerge | VisPruner) -> None:
+    """PP-01: never scores of nothing; the message says what to use instead."""
+    blind = dataclasses.replace(tokens_of((1, 3, 3)), saliency=torch.empty(0))
+    with pytest.raises(ModelError, match="item 1: .* needs the encoder's attention"):
+        method([tokens_of((1, 2, 2)), blind], [Budget(4), Budget(3)])
+
+
+@pytest.mark.parametrize("method", [VisionZip(), PruMerge()])
+def test_tokens_without_keys_are_refused(tokens_of: Tokens, method: VisionZip | PruMerge) -> None:
+    with pytest.raises(ModelError, match="needs the encoder's keys"):
+        method([dataclasses.replace(tokens_of((1, 3, 3)), keys=None)], [Budget(3)])
+
+
+def test_unusable_knobs() -> None:
+    for knobs in (lambda: VisionZip(contextual=0.0), lambda: PruMerge(uniform=1.5), lambda: VisPruner(step=0)):
+        with pytest.raises(PluginError):
+            knobs()

@@ -1,0 +1,63 @@
+"""VisPruner: half of the budget goes to the tokens that the encoder attends to, half to what is left after removing duplicates.
+
+Source: VisPruner, arXiv 2412.01818. Published: half of the budget by the attention of the class token, or the mean attention where there is
+none; from the rest, alternating tokens form two sets, and the 8 tokens of the first that are most similar to some token of the second
+are removed, again and again until the budget is met. Ours: the rest is kept in reading order between the steps; the layer is the one that
+the encoder offers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.errors import PluginError
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.ranking import others, top
+from mmsdk.tokencomp.similarity import best_match, unit
+from mmsdk.tokencomp.stack import Stack, in_stacks
+from mmsdk.tokencomp.types import Compressed
+from mmsdk.vision.types import VisualTokens
+
+__all__ = ["VisPruner"]
+
+
+@dataclass(frozen=True, slots=True)
+class VisPruner:
+    """`important` is the share of the budget that attention chooses, `step` how many duplicates are removed at a time."""
+
+    important: float = 0.5
+    step: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.important <= 1 or self.step < 1:
+            raise PluginError(f"vispruner takes important in [0, 1] and step >= 1, got important={self.important}, step={self.step}")
+
+    def __call__(
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+    ) -> list[Compressed]:
+        """Raises ModelError for tokens without saliency."""
+        return in_stacks("vispruner", tokens, budgets, self._choose)
+
+    def _choose(self, stack: Stack) -> list[Compressed]:
+        saliency = stack.saliency()
+        important = top(saliency, int(stack.count * self.important))
+        rest = others(important, saliency.shape[1])
+        diverse = _without_duplicates(unit(stack.features()), rest, stack.count - important.shape[1], self.step)
+        return stack.keep(torch.cat([important, diverse], dim=1), saliency)
+
+
+def _without_duplicates(z: Float[Tensor, "b n d"], rest: Int[Tensor, "b r"], count: int, step: int) -> Int[Tensor, "b k"]:
+    """`count` of the tokens `rest`: at each step the tokens at even places that have the nearest twins at odd places go."""
+    if count == 0:
+        return rest[:, :0]
+    while rest.shape[1] > count:
+        here = z.gather(1, rest[..., None].expand(-1, -1, z.shape[2]))
+        similarity, _ = best_match(here[:, ::2], here[:, 1::2])
+        even = rest[:, ::2]
+        # of equal twins the earlier stays
+        stays = top(-similarity, even.shape[1] - min(step, rest.shape[1] - count, even.shape[1]))
+        rest = torch.cat([even.gather(1, stays), rest[:, 1::2]], dim=1).sort(dim=1).values
+    return rest
