@@ -1,0 +1,127 @@
+"""FastVID: cut a clip where it changes, keep what the encoder attends to, and merge the rest of each segment into density anchors.
+
+Source: FastVID, arXiv 2503.11187. Published: cuts where adjacent frames are less alike than 0.9, and at the c - 1 least alike (c = 8
+segments at least); a share 1 - d (d = 0.4) of each frame's tokens by attention; anchors in every p-th frame (p = 4, counted from the end
+of the segment) by density peaks over 4 neighbours among the tokens left; an anchor becomes 0.6 of itself and 0.4 of the mean of its group,
+itself included. The random noise that the published program adds to the density is left out. Ours: the budget is met exactly, so shares
+are spread over frames by whole numbers, an anchor frame having as many as the frames it stands for, and there is at least one anchor; a
+frame is known by the mean of its tokens where it has no pooled feature; a token joins the one most similar anchor of its segment
+(published: one in every anchor frame), or of the clip where the segment got none. A picture is a clip of one frame.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmsdk.errors import PluginError
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.clustering import group_means
+from mmsdk.tokencomp.density import density_peaks
+from mmsdk.tokencomp.ranking import first_in_tiers, rank_within, ranked, rescaled, top
+from mmsdk.tokencomp.similarity import best_match, unit
+from mmsdk.tokencomp.stack import Stack, in_stacks
+from mmsdk.tokencomp.types import Compressed
+from mmsdk.vision.types import VisualTokens
+
+__all__ = ["FastVID"]
+
+
+@dataclass(frozen=True, slots=True)
+class FastVID:
+    """Published names: `merged` d, `threshold` tau, `segments` c, `stride` p, `neighbours` k, `anchor` the anchor's own weight."""
+
+    merged: float = 0.4
+    threshold: float = 0.9
+    segments: int = 8
+    stride: int = 4
+    neighbours: int = 4
+    anchor: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.merged <= 1 and 0 <= self.anchor <= 1 and min(self.segments, self.stride, self.neighbours) >= 1):
+            raise PluginError(f"fastvid takes merged and anchor in [0, 1] and segments, stride, neighbours >= 1, got {self}")
+
+    def __call__(
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+    ) -> list[Compressed]:
+        """Raises ModelError for tokens without saliency."""
+        return in_stacks("fastvid", tokens, budgets, self._compress)
+
+    def _compress(self, stack: Stack) -> list[Compressed]:
+        x, saliency, frame = stack.features().float(), stack.saliency(), stack.positions()[..., 0]
+        anchors = max(1, int(stack.count * self.merged))
+        cut = self._cuts(x, frame, stack.grid[0])
+        salient = _salient(saliency, frame, stack.grid[0], stack.count - anchors)
+        free = torch.ones_like(frame, dtype=torch.bool).scatter(1, salient, False)
+        anchor = self._anchors(self._peaks(x, frame, free, stack.grid), frame, free, cut, anchors)
+        labels, at = _joined(x, frame, cut, salient, anchor)
+        features = [self._blended(*plan, salient.shape[1]) for plan in zip(stack.items, labels, at, strict=True)]
+        return stack.merge(labels, at, features, saliency)
+
+    def _cuts(self, x: Float[Tensor, "b n d"], frame: Int[Tensor, "b n"], frames: int) -> Bool[Tensor, "b t"]:
+        """Whether a segment ends with each frame; the last one always ends one."""
+        seen = unit(group_means(x, frame, frames))
+        alike = (seen[:, :-1] * seen[:, 1:]).sum(dim=2)
+        least = top(-alike, min(self.segments, frames) - 1)
+        return torch.cat([(alike < self.threshold).scatter(1, least, True), alike.new_ones(len(x), 1, dtype=torch.bool)], dim=1)
+
+    def _peaks(
+        self, x: Float[Tensor, "b n d"], frame: Int[Tensor, "b n"], free: Bool[Tensor, "b n"], grid: tuple[int, int, int]
+    ) -> Float[Tensor, "b n"]:
+        """The density peak score of each free token within its frame."""
+        frames, size = grid[0], grid[1] * grid[2]
+        if x.shape[1] != frames * size:
+            return density_peaks(x, frame, free, groups=frames, neighbours=self.neighbours)
+        # a full grid falls apart into frames of equal size, and pairs across frames need not be looked at
+        x, free = x.unflatten(1, (frames, size)).flatten(0, 1), free.unflatten(1, (frames, size)).flatten(0, 1)
+        one = torch.zeros_like(free, dtype=torch.int64)
+        return density_peaks(x, one, free, groups=1, neighbours=self.neighbours).reshape(frame.shape)
+
+    def _anchors(
+        self, score: Float[Tensor, "b n"], frame: Int[Tensor, "b n"], free: Bool[Tensor, "b n"], cut: Bool[Tensor, "b t"], count: int
+    ) -> Int[Tensor, "b a"]:
+        """The free tokens of highest score in the anchor frames; more of these, then other frames, where those run out."""
+        frames = cut.shape[1]
+        number = torch.arange(frames, device=cut.device).expand(len(cut), -1)
+        end = torch.where(cut, number, frames).flip(1).cummin(dim=1).values.flip(1)
+        start = torch.where(cut, number + 1, 0).roll(1, dims=1).index_fill(1, number[0, :1], 0).cummax(dim=1).values
+        is_anchor = (end - number) % self.stride == 0
+        begin = torch.maximum(start, number - self.stride + 1)
+        quota = torch.where(is_anchor, count * (number + 1) // frames - count * begin // frames, 0)
+        order = ranked(score.masked_fill(~free, -1.0))
+        chosen = rank_within(order, frame, frames) < quota.gather(1, frame)
+        tier = torch.where(chosen, 0, torch.where(is_anchor.gather(1, frame), 1, 2)).masked_fill(~free, 3)
+        return first_in_tiers(tier, order, count)
+
+    def _blended(self, item: VisualTokens, labels: Int[Tensor, " n"], at: Int[Tensor, " m"], salient: int) -> Float[Tensor, "m d"]:
+        """Salient tokens as they are, anchors mixed with the means of their groups."""
+        x, weight = item.features.float(), item.weight.float()
+        total = weight.new_zeros(len(at)).index_add_(0, labels, weight)
+        means = x.new_zeros(len(at), x.shape[1]).index_add_(0, labels, x * weight[:, None]) / total[:, None]
+        return torch.cat([x[at[:salient]], self.anchor * x[at[salient:]] + (1 - self.anchor) * means[salient:]])
+
+
+def _salient(saliency: Float[Tensor, "b n"], frame: Int[Tensor, "b n"], frames: int, count: int) -> Int[Tensor, "b s"]:
+    """The most attended tokens of each frame, as evenly many from each as whole numbers allow."""
+    number = torch.arange(frames, device=frame.device)
+    quota = count * (number + 1) // frames - count * number // frames
+    order = ranked(rescaled(saliency))
+    tier = (rank_within(order, frame, frames) >= quota[frame]).long()
+    return first_in_tiers(tier, order, count)
+
+
+def _joined(
+    x: Float[Tensor, "b n d"], frame: Int[Tensor, "b n"], cut: Bool[Tensor, "b t"], salient: Int[Tensor, "b s"], anchor: Int[Tensor, "b a"]
+) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b m"]]:
+    """The group of every token and the token at which each group stands: salient ones alone, then the anchors with their followers."""
+    z = unit(x)
+    # the segment of a frame is the number of cuts before it
+    segment = (cut.cumsum(dim=1) - cut.long()).gather(1, frame)
+    apart = segment[..., None] != segment.gather(1, anchor)[:, None]
+    _, match = best_match(z, z.gather(1, anchor[..., None].expand(-1, -1, z.shape[2])), apart)
+    at = torch.cat([salient, anchor], dim=1)
+    numbers = torch.arange(at.shape[1], device=at.device).expand_as(at)
+    return (match + salient.shape[1]).scatter(1, at, numbers), at
