@@ -32,7 +32,8 @@ _CAPTION_WEIGHT = 0.3
 class Recipe:
     """The knobs of stage 1; the same values and seed give the same batches.
 
-    The first `scene_steps` show still scenes alone, until the model has found its eyes; the last `full_steps` show every visual token.
+    The first `scene_steps` show still scenes alone, until the model has found its eyes; the last `full_steps` show every visual token, with
+    `room` tokens of questions after them.
     The projector learns slowly, or the noise of the first steps undoes its grounding.
     """
 
@@ -41,7 +42,7 @@ class Recipe:
     full_steps: int = 150
     rows: int = 4
     length: int = 288
-    full_length: int = 416
+    room: int = 160
     rank: int = 32
     scale: float = 2.0
     lr: float = 8e-4
@@ -233,7 +234,8 @@ def pack(
     mask = _mask(segment, torch.from_numpy(rng.random(len(rows)) < blind))
     return Batch(
         ids, positions, mask, torch.cat(visual), torch.cat(features), torch.cat(places),
-        torch.tensor(answers), torch.tensor(labels), torch.tensor(weights), torch.tensor(owner), tuple(kinds),
+        torch.tensor(answers, dtype=torch.long), torch.tensor(labels, dtype=torch.long), torch.tensor(weights),
+        torch.tensor(owner, dtype=torch.long), tuple(kinds),
     )  # fmt: skip
 
 

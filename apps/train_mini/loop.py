@@ -23,6 +23,7 @@ from mmsdk.models.types import Tokenizer
 __all__ = ["evaluate", "finetune"]
 
 _MIX = {"scene": 0.7, "photo": 0.03, "robot": 0.07, "clip": 0.16, "robot clip": 0.04}
+STILLS, CLIPS = ("scene", "photo", "robot"), ("clip", "robot clip")
 _IMAGE_TOKENS, _IMAGE_SHARES = (64, 96, 128), (0.4, 0.4, 0.2)
 _CLIP_TOKENS, _CLIP_SHARES = (96, 128, 192), (0.3, 0.4, 0.3)
 
@@ -46,7 +47,7 @@ class Mixture:
                 if sample.clip is None or sample.clip.story == "robot" or sample.questions(np.random.default_rng(0)):
                     self.rows.setdefault(family(sample), []).append((s, i))
 
-    def draw(self, rng: np.random.Generator, rows: int, families: Sequence[str] = tuple(_MIX)) -> tuple[Shard, list[int]]:
+    def draw(self, rng: np.random.Generator, rows: int, families: Sequence[str]) -> tuple[Shard, list[int]]:
         """A shard and `rows` of its samples of these families; a family it lacks is drawn from those it has."""
         s = int(rng.choice(len(self.shards), p=self._shares(families)))
         mine = {f: [i for t, i in found if t == s] for f, found in self.rows.items() if f in families}
@@ -68,15 +69,21 @@ class Mixture:
 def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> Batch:
     """The batch of a step: a pure function of the recipe's seed and the step."""
     rng = np.random.default_rng((recipe.seed, 7, step))
-    shard, rows = mixture.draw(rng, recipe.rows, ("scene",) if step < recipe.scene_steps else tuple(_MIX))
-    full = step >= recipe.steps - recipe.full_steps
-    budgets = []
-    for i in rows:
-        if shard.samples[i].clip is not None:
-            budgets.append(256 if full else int(rng.choice(_CLIP_TOKENS, p=_CLIP_SHARES)))
-        else:
-            budgets.append(256 if full else int(rng.choice(_IMAGE_TOKENS, p=_IMAGE_SHARES)))
-    return pack(shard, rows, recipe.full_length if full else recipe.length, budgets, tokenizer, rng, cache, recipe.blind)
+    if step >= recipe.steps - recipe.full_steps:
+        share = {f: _MIX[f] if f in mixture.rows else 0.0 for f in STILLS + CLIPS}
+        moving = rng.random() * sum(share.values()) < sum(share[f] for f in CLIPS)
+        shard, rows = mixture.draw(rng, recipe.rows, CLIPS if moving else STILLS)
+        budgets = [shard.features.shape[1]] * len(rows)
+        length = recipe.room + (512 if moving else 256)
+        return pack(shard, rows, length, budgets, tokenizer, rng, cache, recipe.blind)
+    shard, rows = mixture.draw(rng, recipe.rows, ("scene",) if step < recipe.scene_steps else STILLS + CLIPS)
+    budgets = [_budget(shard.samples[i], rng) for i in rows]
+    return pack(shard, rows, recipe.length, budgets, tokenizer, rng, cache, recipe.blind)
+
+
+def _budget(sample: Sample, rng: np.random.Generator) -> int:
+    tokens, shares = (_IMAGE_TOKENS, _IMAGE_SHARES) if sample.clip is None else (_CLIP_TOKENS, _CLIP_SHARES)
+    return int(rng.choice(tokens, p=shares))
 
 
 def _rate(recipe: Recipe, step: int) -> float:
@@ -172,10 +179,11 @@ class _Stop:
 @torch.no_grad()
 def evaluate(
     decoder: Decoder, projector: Projector, adapters: Adapters, shard: Shard, rows: Sequence[int], tokenizer: Tokenizer, *,
-    tokens: int = 256, length: int = 416, blind: bool = False, shuffled: bool = False, seed: int = 0,
+    room: int = 160, blind: bool = False, shuffled: bool = False, seed: int = 0,
 ) -> dict[str, tuple[int, float]]:  # fmt: skip
     """Per type (n, share of answers whose every token is the argmax under teacher forcing: what greedy decoding would answer exactly).
 
+    Every visual token is shown, and as many questions of a sample as fit into `room` tokens after them.
     Controls: `blind` hides all visual tokens; `shuffled` shows every row the picture of the next.
     """
     hits: dict[str, list[bool]] = {}
@@ -185,7 +193,8 @@ def evaluate(
         group = list(rows[start : start + 4])
         rng = np.random.default_rng((seed, start))
         seen = [rows[(start + i + 1) % len(rows)] for i in range(len(group))] if shuffled else group
-        batch = pack(shard, group, length, [tokens] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0, seen)
+        longest = int(shard.counts[[*group, *seen]].max())
+        batch = pack(shard, group, longest + room, [longest] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0, seen)
         _, right = loss_of(decoder, forward(decoder, projector, cast, batch), batch)
         wrong = torch.zeros(len(batch.kinds)).index_add(0, batch.owner, (~right).float())
         for kind, misses in zip(batch.kinds, wrong.tolist(), strict=True):

@@ -48,15 +48,18 @@ def _named(things: Sequence[Thing]) -> list[tuple[str, Thing]]:
 
 
 def _absent(rng: np.random.Generator, things: Sequence[Thing]) -> str:
-    """A noun phrase that is not in the scene; half of the time a near miss (the colour of one shape, the form of another)."""
+    """A noun phrase that is not in the scene; half of the time a near miss (the colour of one shape, the form of another).
+
+    Pairs that are held out never stand in for what is absent: training would teach that they do not exist.
+    """
     nouns, phrases = {t.name for t in things}, {t.phrase for t in things}
     shapes = [t for t in things if t.kind == "shape"]
     if shapes and rng.random() < 0.5:
         base = shapes[int(rng.integers(len(shapes)))]
         for _ in range(8):
-            phrase = f"{base.colour} {_one(rng, words.SHAPES)}" if rng.random() < 0.5 else f"{_one(rng, list(words.COLOURS))} {base.name}"
-            if phrase not in phrases:
-                return phrase
+            near = (base.colour, _one(rng, words.SHAPES)) if rng.random() < 0.5 else (_one(rng, list(words.COLOURS)), base.name)
+            if near not in words.HELD_OUT_SHAPES and " ".join(near) not in phrases:
+                return " ".join(near)
     pool = [k.name for k in words.OBJECTS] if rng.random() < 0.7 else list(words.SHAPES)
     free = [n for n in pool if n not in nouns]
     return _one(rng, free)
@@ -152,7 +155,8 @@ def _yes_no(scene: Scene, rng: np.random.Generator) -> list[QA]:
     shapes = [(n, t) for n, t in named if t.kind == "shape" and t.colour not in n]
     for n, t in shapes[:1]:
         true = bool(rng.random() < 0.5)
-        colour = t.colour if true else _one(rng, [c for c in words.COLOURS if c != t.colour])
+        others = [c for c in words.COLOURS if c != t.colour and (c, t.name) not in words.HELD_OUT_SHAPES]
+        colour = t.colour if true else _one(rng, others)
         found.append(QA("yes/no", f"Is the {n} {colour}?", _yes(true)))
     pairs = [(a, b) for a in named for b in named if a[1] is not b[1]]
     for i in rng.permutation(len(pairs))[:2]:

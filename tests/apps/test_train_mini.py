@@ -128,7 +128,7 @@ def test_a_control_asks_the_same_questions_of_another_picture() -> None:
 
 def run(folder: Path, *stops: int) -> dict[str, Tensor]:
     folder.mkdir()
-    recipe = tuning.Recipe(steps=4, scene_steps=2, full_steps=1, rows=2, length=200, full_length=220, rank=2, warmup=2)
+    recipe = tuning.Recipe(steps=4, scene_steps=2, full_steps=1, rows=2, length=200, room=200, rank=2, warmup=2)
     for stop in stops:
         decoder = tiny_decoder()
         loop.finetune(decoder, projector(), tuning.Adapters(decoder, 2, 2.0, 0), [tiny_shard()], Letters(), recipe, folder, stop_after=stop)
