@@ -6,6 +6,7 @@ Letters: f frames, b frames in one batch, n tokens of a frame, m of an input aft
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from mmsdk.errors import InputError, ModelError
+from mmsdk.errors import BudgetError, InputError, ModelError
+from mmsdk.vision.shorten import WHOLE, Groups, Shortened, Shortener, Shortening
 from mmsdk.vision.types import Media, Video, VisualTokens
 from mmsdk.vision.vit import ViT
 
@@ -35,16 +37,17 @@ class Fit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a backbone makes of a batch of frames of one grid, in rows of the grid; `saliency` is float32."""
+    """What a backbone makes of a batch of frames of one grid, in rows of the grid or as `groups` says; `saliency` is float32."""
 
     features: Float[Tensor, "b n d"]
     saliency: Float[Tensor, "b n"]
     keys: Float[Tensor, "b n e"]
+    groups: Groups
 
     @staticmethod
-    def of(features: Float[Tensor, "b n d"], attention: Float[Tensor, "b h n"], keys: Float[Tensor, "b h n e"]) -> "Sight":
+    def of(features: Float[Tensor, "b n d"], attention: Float[Tensor, "b h n"], keys: Float[Tensor, "b h n e"], groups: Groups) -> "Sight":
         """From the taps of one layer: saliency is the mean of the heads, keys stand side by side."""
-        return Sight(features, attention.mean(dim=1), keys.transpose(1, 2).flatten(2))
+        return Sight(features, attention.mean(dim=1), keys.transpose(1, 2).flatten(2), groups)
 
 
 @runtime_checkable
@@ -59,7 +62,7 @@ class Backbone(Protocol):
         """d, the width of the features."""
         ...
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"]) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
         """What it makes of normalised frames, in the dtype and on the device of the transformer."""
         ...
 
@@ -95,10 +98,9 @@ class Encoder:
     @torch.no_grad()
     def __call__(self, media: Sequence[Media]) -> list[VisualTokens]:
         """The tokens of each input, in input order. Raises InputError, with its place, for an input without pixels."""
+        _check(media)
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, item in enumerate(media):
-            if not _frames(item).numel():
-                raise InputError("has no pixels; give at least one frame of at least 1x1", item=item.source, index=i)
             groups[self.preprocess.grid(item.size)].append(i)
         found: dict[int, VisualTokens] = {}
         for grid, members in groups.items():
@@ -106,19 +108,97 @@ class Encoder:
             counts = [len(_frames(media[i])) for i in members]
             columns = (x.split(counts) for x in (sight.features, sight.saliency, sight.keys))
             for i, features, saliency, keys in zip(members, *columns, strict=True):
-                found[i] = _tokens(media[i], Sight(features, saliency, keys), grid, self._pool(len(features)))
+                found[i] = _tokens(media[i], (features, saliency, keys), grid, self._pool(len(features)))
         return [found[i] for i in range(len(media))]
+
+    def plan(self, size: tuple[int, int], frames: int, by: Shortener, count: int) -> list[Shortening]:
+        """How each frame of an input comes to its part of `count` tokens; the parts differ by one at most.
+
+        Raises BudgetError where a frame would have no token, or the method cannot get there.
+        """
+        if count < frames:
+            raise BudgetError(f"each of {frames} frames is shortened by itself, and {count} tokens leave some of them none")
+        rows, columns = self.preprocess.grid(size)
+        parts = [(frame + 1) * count // frames - frame * count // frames for frame in range(frames)]
+        depth = self.backbone.vit.config.layers
+        plans = {part: Shortening(by, by.plan(rows * columns, part, depth)) for part in set(parts)}
+        return [plans[part] for part in parts]
+
+    @torch.no_grad()
+    def shortened(self, media: Sequence[Media], plans: Sequence[Sequence[Shortening]]) -> list[Shortened]:
+        """The tokens of each input, in input order, by one plan a frame; frames of equal grids and plans run together.
+
+        Raises InputError, with its place, for an input without pixels.
+        """
+        _check(media)
+        runs: dict[tuple[tuple[int, int], Shortening], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for i, item in enumerate(media):
+            for frame, plan in enumerate(plans[i]):
+                runs[self.preprocess.grid(item.size), plan][i].append(frame)
+        found: dict[tuple[int, int], _Frame] = {}
+        for (grid, plan), members in runs.items():
+            seen = _Frame.of(self._see([_frames(media[i])[frames] for i, frames in members.items()], plan), grid[1])
+            found |= dict(zip(((i, frame) for i, frames in members.items() for frame in frames), seen, strict=True))
+        grids = [(len(plans[i]), *self.preprocess.grid(item.size)) for i, item in enumerate(media)]
+        return [_shortened(item, [found[i, frame] for frame in range(grids[i][0])], grids[i]) for i, item in enumerate(media)]
 
     def _pool(self, frames: int) -> tuple[int, int, int]:
         return (self.time_pool, self.frame_pool, self.frame_pool) if frames > 1 else (1, 1, 1)
 
-    def _see(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]]) -> Sight:
+    def _see(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening = WHOLE) -> Sight:
         """All frames of inputs that share a grid, whatever their sizes in pixels."""
         like = self.backbone.vit.position
         parts = [part for frames in inputs for part in frames.split(self.batch)]
         pixels = torch.cat([self.preprocess(part.to(like.device)).to(like.dtype) for part in parts])
-        sights = [self.backbone(chunk) for chunk in pixels.split(self.batch)]
-        return Sight(*map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True)))
+        sights = [self.backbone(chunk, shortening) for chunk in pixels.split(self.batch)]
+        columns = map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True))
+        return Sight(*columns, Groups.cat([s.groups for s in sights]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One shortened frame: its tokens in reading order, where they are, and the token of each patch."""
+
+    features: Float[Tensor, "m d"]
+    saliency: Float[Tensor, " m"]
+    keys: Float[Tensor, "m e"]
+    weight: Float[Tensor, " m"]
+    places: Int[Tensor, "m 2"]
+    owner: Int[Tensor, " n"]
+
+    @staticmethod
+    def of(sight: Sight, columns: int) -> "list[_Frame]":
+        groups = sight.groups
+        places = groups.centres(columns)
+        order = (places[..., 0] * columns + places[..., 1]).argsort(dim=1, stable=True)
+        tensors = (sight.features, sight.saliency, sight.keys, groups.size[:, groups.first :], places)
+        sorted_ = [x.gather(1, order.view(*order.shape, *[1] * (x.ndim - 2)).expand_as(x)) for x in tensors]
+        owner = order.argsort(dim=1).gather(1, groups.owner - groups.first)
+        return [_Frame(*frame) for frame in zip(*sorted_, owner, strict=True)]
+
+
+def _shortened(item: Media, frames: Sequence[_Frame], grid: tuple[int, int, int]) -> Shortened:
+    device = frames[0].features.device
+    starts = accumulate((len(frame.weight) for frame in frames), initial=0)
+    steps = [torch.full((len(frame.weight), 1), t, device=device) for t, frame in enumerate(frames)]
+    times = item.times if isinstance(item, Video) else torch.zeros(1)
+    tokens = VisualTokens(
+        features=torch.cat([frame.features for frame in frames]),
+        positions=torch.cat([torch.cat((step, frame.places), dim=1) for step, frame in zip(steps, frames, strict=True)]),
+        weight=torch.cat([frame.weight for frame in frames]),
+        grid=grid,
+        times=times.to(device),
+        saliency=torch.cat([frame.saliency for frame in frames]),
+        keys=torch.cat([frame.keys for frame in frames]),
+    )
+    owner = torch.cat([start + frame.owner for start, frame in zip(starts, frames, strict=False)])
+    return Shortened(tokens, _positions(grid, device), owner)
+
+
+def _check(media: Sequence[Media]) -> None:
+    for i, item in enumerate(media):
+        if not _frames(item).numel():
+            raise InputError("has no pixels; give at least one frame of at least 1x1", item=item.source, index=i)
 
 
 def _frames(item: Media) -> UInt8[Tensor, "f 3 h w"]:
@@ -131,9 +211,10 @@ def _pooled(grid: tuple[int, int, int], pool: tuple[int, int, int]) -> tuple[int
     return -(-t // pt), -(-h // ph), -(-w // pw)
 
 
-def _tokens(item: Media, sight: Sight, grid: tuple[int, int], pool: tuple[int, int, int]) -> VisualTokens:
-    full = len(sight.features), *grid
-    features, keys, saliency = (_mean(x, full, pool) for x in (sight.features, sight.keys, sight.saliency[..., None]))
+def _tokens(item: Media, seen: tuple[Tensor, Tensor, Tensor], grid: tuple[int, int], pool: tuple[int, int, int]) -> VisualTokens:
+    """From the features [f n d], saliency [f n] and keys [f n e] of an input's frames."""
+    full = len(seen[0]), *grid
+    features, saliency, keys = (_mean(x, full, pool) for x in (seen[0], seen[1][..., None], seen[2]))
     times = item.times if isinstance(item, Video) else torch.zeros(1)
     return VisualTokens(
         features=features,

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmsdk.errors import InputError, ModelError
+from mmsdk.vision.shorten import WHOLE, Groups, Inside, Shortening
 from mmsdk.vision.taps import NOTHING, Recorder, Taps, TapValues
 
 __all__ = ["ViT", "ViTConfig", "ViTOutput"]
@@ -53,11 +54,15 @@ class ViTConfig:
 
 @dataclass(frozen=True, slots=True)
 class ViTOutput:
-    """Patch tokens after the final norm in rows of the grid, the class token after the final norm (p = 1, or 0), and what was tapped."""
+    """Patch tokens after the final norm, the class token after the final norm (p = 1, or 0), and what was tapped.
+
+    Patch tokens are in rows of the grid, or as `groups` says where the transformer was shortened.
+    """
 
     tokens: Float[Tensor, "b n d"]
     cls: Float[Tensor, "b p d"]
     taps: TapValues
+    groups: Groups
 
 
 class ViT(nn.Module):
@@ -74,19 +79,24 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, config.eps)
 
-    def forward(self, pixels: Float[Tensor, "b 3 h w"], taps: Taps = NOTHING) -> ViTOutput:
-        """Encode normalised pixels whose sides are multiples of the patch.
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], taps: Taps = NOTHING, shortening: Shortening = WHOLE) -> ViTOutput:
+        """Encode normalised pixels whose sides are multiples of the patch, on fewer and fewer tokens where `shortening` says so.
 
         Raises InputError for other sides, ModelError for a tap on a layer that does not exist.
         """
         recorder = Recorder(taps, self.config.layers)
-        x = self.norm_first(self.embed(pixels))
+        x, first = self.norm_first(self.embed(pixels)), self.cls.shape[0]
+        groups = Groups.of(x, first)
         for i, block in enumerate(self.blocks):
-            x, query, key = block(x)
-            recorder(i, query, key, x)
+            before, count = groups, shortening.counts[i] if shortening.counts else x.shape[1] - first
+            x, query, key = block.attend(x, before.bias)
+            if count < x.shape[1] - first:
+                groups = before.joined(shortening.by.join(Inside(x, query, key, before.size, first), count), count)
+                x = before.carry(x, groups)
+            x = block.feed(x)
+            recorder(i, query, key, x, before, groups)
         x = self.norm(x)
-        first = self.cls.shape[0]
-        return ViTOutput(x[:, first:], x[:, :first], recorder.values)
+        return ViTOutput(x[:, first:], x[:, :first], recorder.values(groups), groups)
 
     def embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b s d"]:
         """Patches as vectors, the class token before them, positions added."""
@@ -126,13 +136,18 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.add2 = add(width)
 
-    def forward(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """The stream after this layer [b n d], and the layer's queries and keys [b h n e]."""
+    def attend(self, x: Float[Tensor, "b n d"], bias: Float[Tensor, "b n"] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The stream after attention [b n d], and the layer's queries and keys [b h n e]; `bias` is added to each key's scores."""
         b, n, d = x.shape
         query, key, value = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(b, n, d)
-        x = self.add1(x, self.o(mixed))
-        return self.add2(x, self.mlp(self.norm2(x))), query, key
+        added = None if bias is None else bias.to(query.dtype)[:, None, None].expand(-1, -1, n, -1)
+        mixed = F.scaled_dot_product_attention(query, key, value, added).transpose(1, 2).reshape(b, n, d)
+        return self.add1(x, self.o(mixed)), query, key
+
+    def feed(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """The stream after the MLP."""
+        out: Tensor = self.add2(x, self.mlp(self.norm2(x)))
+        return out
 
 
 class MLP(nn.Module):

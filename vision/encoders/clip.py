@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mmsdk.errors import ModelError
 from mmsdk.vision.encode import Sight
+from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.vit import ViT
 
@@ -33,8 +34,9 @@ class Clip:
         """d, the width of the features."""
         return self.vit.config.width
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"]) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
         """All of it from one layer."""
         at = (self.layer,)
-        read = self.vit(pixels, Taps(hidden=at, keys=at, first_rows=at)).taps
-        return Sight.of(read.hidden[self.layer][:, 1:], read.first_rows[self.layer][..., 1:], read.keys[self.layer][:, :, 1:])
+        out = self.vit(pixels, Taps(hidden=at, keys=at, first_rows=at), shortening)
+        features, rows, keys = (read[self.layer] for read in (out.taps.hidden, out.taps.first_rows, out.taps.keys))
+        return Sight.of(features[:, 1:], rows[..., 1:], keys[:, :, 1:], out.groups)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmsdk.errors import ModelError
 from mmsdk.vision.encode import Sight
+from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.vit import ViT
 
@@ -35,9 +36,9 @@ class Dinov2:
         """d, the width of the features."""
         return self.vit.config.width * (1 + len(self.middle))
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"]) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
         """Final states, and the middle ones behind them."""
-        out = self.vit(pixels, Taps(hidden=self.middle, keys=(-1,), first_rows=(-1,)))
+        out = self.vit(pixels, Taps(hidden=self.middle, keys=(-1,), first_rows=(-1,)), shortening)
         states = [out.taps.hidden[layer][:, 1:] for layer in self.middle]
         features = torch.cat([out.tokens, *(F.layer_norm(x, x.shape[-1:]) for x in states)], dim=-1)
-        return Sight.of(features, out.taps.first_rows[-1][..., 1:], out.taps.keys[-1][:, :, 1:])
+        return Sight.of(features, out.taps.first_rows[-1][..., 1:], out.taps.keys[-1][:, :, 1:], out.groups)
