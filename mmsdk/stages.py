@@ -1,29 +1,33 @@
-"""The stages of a pipeline, one function each: read the media, encode and compress them, put the prompt together.
+"""The stages of a pipeline: read the media, encode and compress them, put the prompts together, run them through the decoder.
 
 A batch goes through every stage together. A row that fails becomes its error and leaves the others alone.
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.answer import Sight, Timings
-from mmsdk.compress import Compression
+from mmsdk.compress import Compression, named
+from mmsdk.decoder.prefill import Laid, prefilled
+from mmsdk.decoder.spans import Span, places
+from mmsdk.decoder.thinning import Cut, Thinned
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import BudgetError, InputError, MmsdkError
-from mmsdk.kv.dense import DenseCache
+from mmsdk.errors import InputError, MmsdkError
 from mmsdk.kv.types import KVCache
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Prompt
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.prompt import Layout, Prompt, Slot
+from mmsdk.seeing import Seen, compress, encode, parted
+from mmsdk.tokencomp.audit import compose
+from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.intake import Source, load
-from mmsdk.vision.types import Media, VisualTokens
 
 __all__ = [
     "Clock",
@@ -32,16 +36,12 @@ __all__ = [
     "Question",
     "Row",
     "assemble",
-    "compress",
+    "cuts_of",
     "device_of",
-    "encode",
     "prefill",
     "prepare",
     "read",
 ]
-
-Good = TypeVar("Good")
-
 
 # What a user writes for one question: the media (one, several or none) and the words.
 Question = tuple[Source | Sequence[Source], str]
@@ -73,13 +73,17 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question ready for the decoder: its tokens before (`visual`) and after (`kept`) compression, and the prompt."""
+    """One question ready for the decoder: its tokens before (`visual`) and after (`kept`) compression, and the prompt.
+
+    `spans` are the runs of words and of visual inputs in the prompt; without any it is all words.
+    """
 
     visual: int
     kept: int
     sights: tuple[Sight, ...]
     embeddings: Float[Tensor, "s d"]
     positions: Int[Tensor, " s"]
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +113,23 @@ def device_of(vlm: VLM) -> torch.device:
 
 def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room: int, clock: Clock) -> Prepared:
     """Take a batch through load, encode, compress and prefill, keeping `room` tokens free in the model's context for the answer."""
+    cuts = cuts_of(compression, vlm.decoder.config.layers)
     with torch.no_grad():
         with clock.stage("load"):
-            prompts, errors = _sorted(read(items))
+            prompts, errors = parted(read(items))
         with clock.stage("encode"):
-            full = encode(vlm, prompts)
+            seen, unseen = parted(encode(vlm, prompts, compression))
         with clock.stage("compress"):
-            thin, unfit = _sorted(compress(compression, full))
+            entering, unfit = parted(compress(compression, seen))
         with clock.stage("prefill"):
-            rows, long = _sorted(assemble(vlm, prompts, full, thin, room))
-            context = prefill(vlm.decoder, list(rows.values()), room) if rows else None
-    return Prepared(rows, {**errors, **unfit, **long}, context)
+            rows, long = parted(assemble(vlm, prompts, entering, room, len(cuts)))
+            context, told = _prefilled(vlm.decoder, list(rows.values()), room, cuts) if rows else (None, [])
+    return Prepared(dict(zip(rows, told, strict=True)), {**errors, **unseen, **unfit, **long}, context)
+
+
+def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
+    """Where a decoder of `depth` layers drops visual tokens. Raises ModelError where it has too few layers for the method."""
+    return tuple(Cut(layer, step.method) for step in compression.inside_decoder for layer in step.method.layers(depth))
 
 
 def read(items: Sequence[Question]) -> dict[int, Prompt | InputError]:
@@ -127,27 +137,16 @@ def read(items: Sequence[Question]) -> dict[int, Prompt | InputError]:
     return {index: _read(index, media, words) for index, (media, words) in enumerate(items)}
 
 
-def encode(vlm: VLM, prompts: Mapping[int, Prompt]) -> dict[int, list[VisualTokens]]:
-    """Visual tokens of each row's media; all media of the batch go through the encoder together."""
-    tokens = iter(vlm.encoder([item for prompt in prompts.values() for item in prompt.media]))
-    return {index: [next(tokens) for _ in prompt.media] for index, prompt in prompts.items()}
-
-
-def compress(compression: Compression, tokens: Mapping[int, Sequence[VisualTokens]]) -> dict[int, list[Compressed] | BudgetError]:
-    """Thin each row's visual inputs; a budget that does not fit is that row's error."""
-    return {index: _thin(compression, row) for index, row in tokens.items()}
-
-
 def assemble(
-    vlm: VLM, prompts: Mapping[int, Prompt], full: Mapping[int, Sequence[VisualTokens]], thin: Mapping[int, Sequence[Compressed]], room: int
+    vlm: VLM, prompts: Mapping[int, Prompt], entering: Mapping[int, Sequence[Seen]], room: int, cuts: int = 0
 ) -> dict[int, Row | InputError]:
     """Connect what is left and put each prompt together, keeping `room` tokens free for the answer.
 
     A prompt that does not fit the model's context becomes an InputError that says what to do.
     """
-    embedded = iter(vlm.connect([item.tokens for row in thin.values() for item in row]))
+    embedded = iter(vlm.connect([item.tokens for row in entering.values() for item in row]))
     rows: dict[int, Row | InputError] = {}
-    for index, row in thin.items():
+    for index, row in entering.items():
         sight = [next(embedded) for _ in row]
         layout = vlm.layout(prompts[index])
         counts = tuple(len(item) for item in sight)
@@ -155,33 +154,41 @@ def assemble(
         if length + room > vlm.context:
             rows[index] = _too_long(index, length, sum(counts), room, vlm.context)
             continue
-        sights = tuple(_sight(*one) for one in zip(prompts[index].media, full[index], row, strict=True))
+        spans = _spans(layout, row, counts, cuts)
+        kept = sum(span.counts[-1] for span in spans if span.media >= 0)
         embeddings = layout.embed(sight, vlm.decoder.embed, device_of(vlm))
-        rows[index] = Row(sum(len(item) for item in full[index]), sum(counts), sights, embeddings, layout.positions(counts))
+        sights = tuple(item.sight for item in row)
+        rows[index] = Row(sum(item.full for item in row), kept, sights, embeddings, layout.positions(counts), spans)
     return rows
 
 
 def prefill(decoder: Decoder, rows: Sequence[Row], room: int) -> Context:
-    """Run the prompts through the decoder in one pass, into a cache with space for `room` more tokens a row.
-
-    Shorter prompts are padded in front, where positions of -1 keep the padding out of sight of everything.
-    """
-    config, first = decoder.config, rows[0].embeddings
-    longest = max(len(row.embeddings) for row in rows)
-    embeddings = first.new_zeros(len(rows), longest, config.width)
-    positions = torch.full((len(rows), longest), -1, dtype=torch.int64, device=first.device)
-    for place, row in enumerate(rows):
-        embeddings[place, longest - len(row.embeddings) :] = row.embeddings
-        positions[place, longest - len(row.embeddings) :] = row.positions
-    sizes = config.layers, len(rows), config.kv_heads, config.head_dim, longest + room
-    cache = DenseCache.allocate(*sizes, first.dtype, first.device)
-    return Context(decoder(embeddings, positions, cache)[:, -1], cache)
+    """Run the prompts through the decoder in one pass, into a cache with space for `room` more tokens a row."""
+    return _prefilled(decoder, rows, room, ())[0]
 
 
-def _sorted(results: Mapping[int, Good | MmsdkError]) -> tuple[dict[int, Good], dict[int, MmsdkError]]:
-    """What went well and what did not."""
-    good = {index: result for index, result in results.items() if not isinstance(result, MmsdkError)}
-    return good, {index: result for index, result in results.items() if isinstance(result, MmsdkError)}
+def _prefilled(decoder: Decoder, rows: Sequence[Row], room: int, cuts: Sequence[Cut]) -> tuple[Context, list[Row]]:
+    """The same, dropping tokens at the cuts; the rows then tell which."""
+    whole = 1 + len(cuts)
+    laid = [Laid(row.embeddings, row.positions, row.spans or (Span(-1, (len(row.embeddings),) * whole),)) for row in rows]
+    run, cache = prefilled(decoder, laid, cuts, room)
+    told = [_told(row, place, run, named(cuts[0].by)) for place, row in enumerate(rows)] if cuts else list(rows)
+    return Context(run.hidden[:, -1], cache), told
+
+
+def _told(row: Row, place: int, run: Thinned, method: str) -> Row:
+    """The row with the tokens that the decoder dropped in its audits."""
+    entered, left = places(row.spans, 0, run.scores.shape[1]), places(row.spans, -1, run.origin.shape[1])
+    sights = []
+    for media, sight in enumerate(row.sights):
+        kept = run.origin[place, left[media]] - entered[media].start
+        assignment = kept.new_full((entered[media].stop - entered[media].start,), -1)
+        assignment[kept] = torch.arange(len(kept), device=kept.device)
+        audit = compose(sight.audit, Audit(method, assignment, run.scores[place, entered[media]], run.seconds))
+        # a method that chose in front of the decoder and inside it is one method
+        name = sight.audit.method if sight.audit.method.split("+")[-1] == method else audit.method
+        sights.append(dataclasses.replace(sight, audit=dataclasses.replace(audit, method=name)))
+    return dataclasses.replace(row, sights=tuple(sights))
 
 
 def _read(index: int, media: Source | Sequence[Source], words: str) -> Prompt | InputError:
@@ -193,15 +200,14 @@ def _read(index: int, media: Source | Sequence[Source], words: str) -> Prompt | 
         return error.at(index)
 
 
-def _thin(compression: Compression, row: Sequence[VisualTokens]) -> list[Compressed] | BudgetError:
-    try:
-        return compression(row)
-    except BudgetError as error:
-        return error
-
-
-def _sight(media: Media, full: VisualTokens, thin: Compressed) -> Sight:
-    return Sight(media.source, full.grid, full.positions, full.saliency, thin.audit)
+def _spans(layout: Layout, row: Sequence[Seen], counts: Sequence[int], cuts: int) -> tuple[Span, ...]:
+    """The runs of the prompt, in order, with their tokens at first and after each cut."""
+    return tuple(
+        Span(span.media, (counts[span.media], *row[span.media].counts))
+        if isinstance(span, Slot)
+        else Span(-1, (len(span.ids),) * (1 + cuts))
+        for span in layout.spans
+    )
 
 
 def _too_long(index: int, length: int, visual: int, room: int, context: int) -> InputError:

@@ -17,8 +17,13 @@ def dropped(audit: Audit) -> Bool[Tensor, " n"]:
 def compose(first: Audit, second: Audit) -> Audit:
     """The audit of running `second` on the survivors of `first`, told in the source tokens of `first`.
 
-    The scores are those of `first` (they exist for every source token); names join with "+", times add up.
+    The scores are those of `first` (they exist for every source token); names join with "+", times add up. Where one of them is
+    "identity", the result is the other.
     """
+    if second.method == "identity":
+        return first
+    if first.method == "identity":
+        return second
     # one more entry at the end, so that index -1 (dropped before) leads to -1 (dropped)
     onward = torch.cat([second.assignment, second.assignment.new_full((1,), -1)])
     return Audit(f"{first.method}+{second.method}", onward[first.assignment], first.scores, first.seconds + second.seconds)

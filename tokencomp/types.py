@@ -1,16 +1,26 @@
-"""What a visual-token compressor is: fewer tokens in, and an account of what became of each."""
+"""What a visual-token compressor is: fewer tokens, and an account of what became of each.
+
+A method works at one of three stages, told by the protocol that it fulfils:
+
+    encoder     `mmsdk.vision.shorten.Shortener`    merges tokens in every block of the vision transformer
+    projector   `Compressor`                        takes the encoder's tokens and gives fewer
+    decoder     `Thinner`                           drops tokens between layers of the language model
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.vision.types import VisualTokens
 
-__all__ = ["Audit", "Compressed", "Compressor"]
+__all__ = ["Audit", "Between", "Compressed", "Compressor", "Positions", "Thinner"]
+
+Positions = Literal["keep", "compact"]
+"""What tokens that go on are counted by: their original positions, or 0, 1, 2, ... over what is left, which the answer continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +52,52 @@ class Compressor(Protocol):
     def __call__(
         self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
     ) -> list[Compressed]: ...
+
+
+@runtime_checkable
+class Between(Protocol):
+    """What a decoder shows between two of its layers: a batch of rows, padded in front, s tokens each."""
+
+    @property
+    def hidden(self) -> Float[Tensor, "b s d"]:
+        """The residual stream."""
+        ...
+
+    @property
+    def visual(self) -> Bool[Tensor, "b s"]:
+        """True where a visual token stands."""
+        ...
+
+    def attention(self, rows: Literal["last", "text"], layer: Literal["done", "next"]) -> Float[Tensor, "b s"]:
+        """The attention that every token receives, mean over heads and over the asking `rows`: the last token, or all words.
+
+        `layer` is the one just done or the next. Only these rows are computed, never a matrix of tokens by tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class Thinner(Protocol):
+    """Drops visual tokens between layers of the decoder: what is gone is neither computed nor cached from there on.
+
+    Words are never dropped. Each visual input meets its budget by itself, exactly, after the last of the cuts.
+    """
+
+    @property
+    def positions(self) -> Positions: ...
+
+    def enter(self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget]) -> list[Compressed]:
+        """What goes into the decoder at all: everything, or what the encoder alone can choose."""
+        ...
+
+    def layers(self, depth: int) -> tuple[int, ...]:
+        """After how many of a decoder's `depth` layers tokens are dropped, ascending. Raises ModelError where it has too few."""
+        ...
+
+    def counts(self, entered: int, budget: Budget) -> tuple[int, ...]:
+        """How many tokens of an input are left after each of the cuts."""
+        ...
+
+    def score(self, between: Between) -> Float[Tensor, "b s"]:
+        """The importance of every token at a cut; of each visual input the highest stay, the earlier one of equals."""
+        ...

@@ -23,6 +23,7 @@ from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation
 from mmsdk.errors import ModelError
+from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
 
 __all__ = ["Decoder", "DecoderConfig", "Layer", "SelfAttention"]
@@ -45,13 +46,20 @@ class SelfAttention(nn.Module):
     def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
         """Attend from the new tokens to all that the cache then holds."""
         b, s, _ = x.shape
-        heads = self.qkv(x).view(b, s, -1, self.head_dim).transpose(1, 2)
-        query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        view = cache.append(layer, rotation(self.k_norm(key)), value)
+        query, key, value = self.project(x, rotation)
+        view = cache.append(layer, key, value)
         mask: Mask = masks.of(view)
-        seen = self.core(rotation(self.q_norm(query)), view, mask)
+        seen = self.core(query, view, mask)
         out: Tensor = self.o(seen.transpose(1, 2).reshape(b, s, -1))
         return out
+
+    def project(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation
+    ) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b g s e"], Float[Tensor, "b g s e"]]:
+        """Queries and keys, turned to their positions, and values of the normalised stream."""
+        heads = self.qkv(x).view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        return rotation(self.q_norm(query)), rotation(self.k_norm(key)), value
 
 
 class Layer(nn.Module):
@@ -120,13 +128,39 @@ class Decoder(nn.Module):
         out at padding has no meaning, but is finite.
         Raises InputError for a mask of another size.
         """
-        cache.advance(positions)
-        rotation = self._rope(positions, x.dtype)
-        masks = Masks(positions, x.dtype, mask)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, cache, index, masks)
+        here = cache.position
+        for layers in self.runs(cache):
+            x, _ = self.run(x, placed(positions, here, cache.next(layers.start)), cache, layers, mask)
         out: Tensor = self.norm(x)
         return out
+
+    def runs(self, cache: KVCache) -> list[range]:
+        """The layers in runs in which a new token stands at the same position: a single one, unless tokens were dropped midway."""
+        after, count = cache.next, len(self.layers)
+        starts = [layer for layer in range(count) if layer == 0 or after(layer) is not after(layer - 1)]
+        return [range(*ends) for ends in zip(starts, [*starts[1:], count], strict=True)]
+
+    def run(
+        self,
+        x: Float[Tensor, "b s d"],
+        positions: Int[Tensor, "b s"],
+        cache: KVCache,
+        layers: range,
+        mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
+    ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
+        """Part of a pass: the residual stream after these layers, and before the last of them.
+
+        `positions` are those that the tokens have in these layers, which may count fewer tokens than the first does.
+        """
+        cache.advance(positions, layers)
+        rotation, masks, before = self.rotation(positions, x.dtype), Masks(positions, x.dtype, mask), x
+        for index in layers:
+            before, x = x, self.layers[index](x, rotation, cache, index, masks)
+        return x, before
+
+    def rotation(self, positions: Int[Tensor, "b s"], dtype: torch.dtype) -> Rotation:
+        """What turns queries and keys to their positions."""
+        return self._rope(positions, dtype)
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32. Pass only the tokens that need them: the vocabulary is the largest matrix."""

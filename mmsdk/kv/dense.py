@@ -1,5 +1,7 @@
 """The exact cache: one block of memory per layer, allocated ahead."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -14,61 +16,84 @@ __all__ = ["DenseCache"]
 class DenseCache:
     """Keys and values [b g c d] of every layer, with c slots a row; a view is a slice of them, and a new token is written in place.
 
-    A full cache doubles. A fork shares the memory until it stores something of its own, and copies it then. What is stored carries no
-    gradient (`NoCache` is for training).
+    Layers may hold different tokens: `advance` can announce new ones to some layers alone, and `keep` thins one. A full layer doubles. A
+    fork shares the memory until it stores something of its own, and copies it then. What is stored carries no gradient (`NoCache` is for
+    training).
     """
 
-    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: list[Slots], position: Int[Tensor, " b"]) -> None:
+    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: list[Slots], following: list[Int[Tensor, " b"]]) -> None:
         self._keys = keys
         self._values = values
-        # Layers share one object until `keep` makes them differ.
+        # Layers share one object of each kind as long as they hold the same tokens.
         self._slots = slots
-        self._position = position
+        self._following = following
         # Whether spare slots may be filled, and whether filled ones may be changed: not what a fork still reads.
         self._extendable = [True] * len(keys)
         self._changeable = [True] * len(keys)
 
     @classmethod
     def allocate(
-        cls, layers: int, rows: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device | str
+        cls,
+        layers: int,
+        rows: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int | Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> "DenseCache":
-        """An empty cache with room for `capacity` tokens in each of `rows` rows. Raises InputError for a size below one."""
-        sizes = {"layers": layers, "rows": rows, "kv_heads": kv_heads, "head_dim": head_dim, "capacity": capacity}
+        """An empty cache with room for `capacity` tokens in each of `rows` rows; a sequence gives each layer its own.
+
+        Raises InputError for a size below one and where the capacities are not as many as the layers.
+        """
+        capacities = [capacity] * layers if isinstance(capacity, int) else list(capacity)
+        sizes = {"layers": layers, "rows": rows, "kv_heads": kv_heads, "head_dim": head_dim, "capacity": min(capacities, default=0)}
         for name, size in sizes.items():
             if size < 1:
                 raise InputError(f"it is {size}, it must be at least 1", item=name)
+        if len(capacities) != layers:
+            raise InputError(f"there are {len(capacities)} for {layers} layers", item="capacity")
         where = torch.device(device)
-        shape = (rows, kv_heads, capacity, head_dim)
-        keys, values = ([torch.empty(shape, dtype=dtype, device=where) for _ in range(layers)] for _ in range(2))
-        slots = Slots.empty(rows, capacity, where)
-        return cls(keys, values, [slots] * layers, torch.zeros(rows, dtype=torch.long, device=where))
+        keys, values = ([torch.empty(rows, kv_heads, size, head_dim, dtype=dtype, device=where) for size in capacities] for _ in range(2))
+        slots = {size: Slots.empty(rows, size, where) for size in capacities}
+        return cls(keys, values, [slots[size] for size in capacities], [torch.zeros(rows, dtype=torch.long, device=where)] * layers)
 
     @property
     def position(self) -> Int[Tensor, " b"]:
-        """The next rotary position of each row (tokens seen, not entries held)."""
-        return self._position
+        """The next rotary position of each row (tokens seen, not entries held): that of the first layer, which sees them all."""
+        return self._following[0]
+
+    def next(self, layer: int) -> Int[Tensor, " b"]:
+        """The next rotary position of each row in this layer."""
+        return self._following[layer]
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for keys and values, shared ones included."""
         return sum(block.nbytes for block in (*self._keys, *self._values))
 
-    def advance(self, positions: Int[Tensor, "b s"]) -> None:
-        """Make room for s new tokens in every layer, growing where they do not fit. A position of -1 marks padding.
+    def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
+        """Make room for s new tokens in these layers (or all), growing where they do not fit. A position of -1 marks padding.
 
         Raises InputError where the batch has another number of rows.
         """
-        if positions.shape[0] != self._position.shape[0]:
-            raise InputError(f"there are {positions.shape[0]}, the cache has {self._position.shape[0]}", item="rows")
-        ordered = ascending(positions, self._position)
-        changed: dict[int, Slots] = {}
-        for layer, slots in enumerate(self._slots):
-            if id(slots) not in changed:
-                changed[id(slots)] = _roomy(slots, positions.shape[1])
-                changed[id(slots)].fill(positions, ordered)
-            self._slots[layer] = changed[id(slots)]
+        if positions.shape[0] != self.position.shape[0]:
+            raise InputError(f"there are {positions.shape[0]}, the cache has {self.position.shape[0]}", item="rows")
+        among = range(len(self._slots)) if layers is None else layers
+        # Slots that other layers go on with as they are must not be filled in place.
+        elsewhere = {id(slots) for layer, slots in enumerate(self._slots) if layer not in among}
+        ahead: dict[int, tuple[Tensor, bool]] = {}
+        filled: dict[int, Slots] = {}
+        for layer in among:
+            slots, before = self._slots[layer], self._following[layer]
+            if id(before) not in ahead:
+                ahead[id(before)] = next_position(positions, before), ascending(positions, before)
+            self._following[layer], ordered = ahead[id(before)]
+            if id(slots) not in filled:
+                filled[id(slots)] = _roomy(slots, positions.shape[1], shared=id(slots) in elsewhere)
+                filled[id(slots)].fill(positions, ordered)
+            self._slots[layer] = filled[id(slots)]
             self._reserve(layer)
-        self._position = next_position(positions, self._position)
 
     def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:
         """Store one layer's keys and values of the tokens that `advance` announced; the view includes them."""
@@ -98,7 +123,7 @@ class DenseCache:
     def fork(self) -> "DenseCache":
         """A continuation that shares what is stored so far; this cache may go on as well, and neither sees the other's tokens."""
         copies = {id(slots): slots.resized(slots.capacity) for slots in self._slots}
-        child = DenseCache(list(self._keys), list(self._values), [copies[id(slots)] for slots in self._slots], self._position.clone())
+        child = DenseCache(list(self._keys), list(self._values), [copies[id(slots)] for slots in self._slots], list(self._following))
         child._extendable = [False] * len(self._keys)
         child._changeable = [False] * len(self._keys)
         self._changeable = [False] * len(self._keys)
@@ -107,11 +132,12 @@ class DenseCache:
     def select(self, rows: Int[Tensor, " r"]) -> "DenseCache":
         """A copy of these rows."""
         copies = {id(slots): slots.select(rows) for slots in self._slots}
+        following = {id(position): position[rows] for position in self._following}
         return DenseCache(
             [block[rows] for block in self._keys],
             [block[rows] for block in self._values],
             [copies[id(slots)] for slots in self._slots],
-            self._position[rows],
+            [following[id(position)] for position in self._following],
         )
 
     def _reserve(self, layer: int) -> None:
@@ -130,6 +156,9 @@ class DenseCache:
         self._extendable[layer] = self._changeable[layer] = True
 
 
-def _roomy(slots: Slots, new: int) -> Slots:
+def _roomy(slots: Slots, new: int, shared: bool) -> Slots:
+    """Slots with room for `new` more, these or a copy."""
     needed = slots.count + new
-    return slots if needed <= slots.capacity else slots.resized(max(needed, 2 * slots.capacity))
+    if needed > slots.capacity:
+        return slots.resized(max(needed, 2 * slots.capacity))
+    return slots.resized(slots.capacity) if shared else slots

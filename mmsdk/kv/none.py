@@ -18,17 +18,23 @@ class NoCache:
         self._positions: Int[Tensor, "b s"] = torch.empty(0, 0, dtype=torch.long)
         self._valid: Bool[Tensor, "b s"] = torch.empty(0, 0, dtype=torch.bool)
         self._lengths: Int[Tensor, " b"] = torch.empty(0, dtype=torch.long)
+        self._position = self._lengths
         self._ordered = True
 
     @property
     def position(self) -> Int[Tensor, " b"]:
         """One past the last position of each row of the last pass."""
-        return next_position(self._positions, torch.zeros_like(self._lengths)) if self._positions.numel() else self._lengths
+        return self._position
 
-    def advance(self, positions: Int[Tensor, "b s"]) -> None:
-        """Begin a pass; nothing of an earlier one is left. A position of -1 marks padding."""
+    def next(self, layer: int) -> Int[Tensor, " b"]:
+        """The same for every layer."""
+        return self._position
+
+    def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
+        """Begin a pass, or the part of it that these layers see; nothing of an earlier one is left. A position of -1 marks padding."""
         self._positions, self._valid = positions, positions >= 0
         self._lengths = self._valid.sum(1)
+        self._position = next_position(positions, torch.zeros_like(self._lengths))
         self._ordered = ascending(positions, torch.zeros_like(self._lengths))
 
     def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:

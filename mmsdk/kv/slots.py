@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["Slots", "ascending", "next_position"]
+__all__ = ["Slots", "ascending", "next_position", "placed"]
 
 
 def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"]) -> bool:
@@ -20,6 +20,14 @@ def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"]) -> bool:
 def next_position(positions: Int[Tensor, "b s"], before: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
     """One past the largest position of each row, or `before` where all of them are padding."""
     return torch.maximum(before, positions.amax(1) + 1)
+
+
+def placed(positions: Int[Tensor, "b s"], here: Int[Tensor, "_"], there: Int[Tensor, "_"]) -> Int[Tensor, "b s"]:
+    """Positions of new tokens, counted where the next one is `there`, from where it is `here`; padding stays padding.
+
+    Nothing is looked at where both are one object, which may then belong to no rows, as that of a `NoCache` that has seen none.
+    """
+    return positions if there is here else torch.where(positions < 0, positions, positions + (there - here)[:, None])
 
 
 class Slots:

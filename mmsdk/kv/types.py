@@ -37,8 +37,15 @@ class KVCache(Protocol):
         """The next rotary position of each row (tokens seen, not entries held)."""
         ...
 
-    def advance(self, positions: Int[Tensor, "b s"]) -> None:
-        """Make room for s new tokens in every layer, once per pass and before its appends. A position of -1 marks padding."""
+    def next(self, layer: int) -> Int[Tensor, " b"]:
+        """The next rotary position of each row in this layer: `position`, or less where tokens were dropped and the rest closed up.
+
+        Layers that agree give the same object, so that whoever computes something from it can tell by identity that it still holds.
+        """
+        ...
+
+    def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
+        """Make room for s new tokens in these layers (or all), once per pass and before its appends. A position of -1 marks padding."""
         ...
 
     def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:

@@ -1,4 +1,4 @@
-"""What every compressor promises, over every file in tokencomp/methods: a new method is tested by being there."""
+"""What every compressor promises, over every file in tokencomp/methods: a new method is tested by being there, as its protocol tells."""
 
 import dataclasses
 
@@ -8,14 +8,19 @@ import torch
 from hypothesis import given, settings
 
 from mmsdk import plugins
-from mmsdk.errors import BudgetError
+from mmsdk.compress import named
+from mmsdk.errors import BudgetError, ModelError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import reading_key
-from mmsdk.tokencomp.types import Compressed, Compressor
+from mmsdk.tokencomp.types import Compressed, Compressor, Thinner
+from mmsdk.vision.shorten import Inside, Shortener
 from mmsdk.vision.types import VisualTokens
 
 PACKAGE = "mmsdk.tokencomp.methods"
-METHODS = plugins.available(PACKAGE)
+ALL = {name: plugins.load(PACKAGE, name) for name in plugins.available(PACKAGE)}
+METHODS = [name for name, method in ALL.items() if isinstance(method, Compressor)]
+SHORTENERS = [name for name, method in ALL.items() if isinstance(method, Shortener)]
+THINNERS = [name for name, method in ALL.items() if isinstance(method, Thinner)]
 WIDTH = 8
 
 
@@ -58,6 +63,13 @@ shares = st.floats(0.01, 1.0)
 
 def test_the_first_methods_are_found() -> None:
     assert {"identity", "random", "uniform"} <= set(METHODS)
+    assert {"tome"} <= set(SHORTENERS) and {"deft", "fastv", "pyramiddrop"} <= set(THINNERS)
+
+
+def test_every_method_belongs_to_one_stage_and_goes_by_its_files_name() -> None:
+    assert sorted([*METHODS, *SHORTENERS, *THINNERS]) == sorted(ALL)
+    for name, method in ALL.items():
+        assert isinstance(method, Compressor | Shortener | Thinner) and named(method) == name
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -158,3 +170,88 @@ def test_impossible_budgets_are_refused(name: str) -> None:
         method_of(name)([source], [Budget(10)])
     with pytest.raises(BudgetError, match="one budget per input"):
         method_of(name)([source, source], [Budget(9)])
+
+
+def shortener_of(name: str) -> Shortener:
+    method = ALL[name]
+    assert isinstance(method, Shortener)
+    return method
+
+
+@pytest.mark.parametrize("name", SHORTENERS)
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 600), share=shares, depth=st.integers(1, 24))
+def test_a_shortener_plans_a_descent_to_the_budget_or_refuses(name: str, n: int, share: float, depth: int) -> None:
+    count = Budget.of(share, n).count
+    try:
+        plan = shortener_of(name).plan(n, count, depth)
+    except BudgetError:
+        assert count < n / 2
+        return
+    assert len(plan) == depth and plan[-1] == count
+    assert all(before >= after >= 1 for before, after in zip((n, *plan), plan, strict=False))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", SHORTENERS)
+def test_a_shortener_gives_every_token_a_place_and_uses_every_place(name: str, first: int) -> None:
+    """PP-10, PP-12 too: half-precision extremes and equal keys are no trouble, and the answer is the same every time and alone."""
+    method, n, count = shortener_of(name), 17, 11
+    generator = torch.Generator().manual_seed(0)
+    key = torch.randn(3, 2, first + n, 8, generator=generator).half()
+    key[1] = 1.0
+    key[2, :, ::2] = 0.0
+    key[2, :, 1::2] = 6e4
+    inside = Inside(torch.zeros(3, first + n, 16).half(), key, key, torch.ones(3, first + n), first)
+    target = method.join(inside, count)
+    assert target.dtype == torch.int64 and torch.equal(target[:, :first], torch.arange(first).expand(3, -1))
+    assert all(torch.equal(row.unique(), torch.arange(first + count)) for row in target)
+    assert torch.equal(target, method.join(inside, count))
+    for row in range(3):
+        one = slice(row, row + 1)
+        alone = Inside(inside.hidden[one], key[one], key[one], inside.size[one], first)
+        assert torch.equal(method.join(alone, count)[0], target[row])
+
+
+def thinner_of(name: str) -> Thinner:
+    method = ALL[name]
+    assert isinstance(method, Thinner)
+    return method
+
+
+@pytest.mark.parametrize("name", THINNERS)
+@settings(max_examples=40, deadline=None)
+@given(grid=grids, share=shares, seed=st.integers(0, 9))
+def test_a_thinner_lets_in_enough_and_ends_at_the_budget(name: str, grid: tuple[int, int, int], share: float, seed: int) -> None:
+    method, source = thinner_of(name), tokens_of(grid, seed)
+    budget = Budget.of(share, len(source))
+    (entered,) = method.enter([source], [budget])
+    alive = entered.audit.assignment >= 0
+    assert budget.count <= len(entered.tokens) <= len(source) and int(alive.sum()) == len(entered.tokens)
+    assert torch.equal(entered.tokens.features, source.features[alive]) and torch.equal(entered.tokens.positions, source.positions[alive])
+    assert entered.audit.method in (name, "identity")
+    counts = method.counts(len(entered.tokens), budget)
+    assert len(counts) == len(method.layers(32)) and counts[-1] == budget.count
+    assert all(before >= after for before, after in zip((len(entered.tokens), *counts), counts, strict=False))
+    assert same(entered, method.enter([tokens_of((1, 3, 3), 1), source], [Budget(4), budget])[1])
+    if budget.count == len(source):
+        assert torch.equal(entered.tokens.features, source.features) and set(counts) == {len(source)}
+
+
+@pytest.mark.parametrize("name", THINNERS)
+def test_a_thinner_cuts_between_layers_and_says_where_there_are_too_few(name: str) -> None:
+    method = thinner_of(name)
+    for depth in range(4, 40):
+        layers = method.layers(depth)
+        assert list(layers) == sorted(set(layers)) and layers[0] > 0 and layers[-1] < depth
+    with pytest.raises(ModelError, match="decoder of 1"):
+        method.layers(1)
+
+
+@pytest.mark.parametrize("name", THINNERS)
+def test_impossible_budgets_are_refused_by_thinners(name: str) -> None:
+    source = tokens_of((1, 3, 3), 0)
+    with pytest.raises(BudgetError, match="item 0"):
+        thinner_of(name).enter([source], [Budget(10)])
+    with pytest.raises(BudgetError, match="one budget per input"):
+        thinner_of(name).enter([source, source], [Budget(9)])

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.errors import BudgetError
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.plan import check
-from mmsdk.tokencomp.types import Audit, Compressed
+from mmsdk.tokencomp.plan import check, untouched
+from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["Identity"]
@@ -27,9 +26,4 @@ class Identity:
         for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):
             if budget.count != len(item):
                 raise BudgetError(f"item {i}: identity keeps all {len(item)} tokens and cannot keep {budget.count}; choose another method")
-        return [Compressed(item, _untouched(item)) for item in tokens]
-
-
-def _untouched(item: VisualTokens) -> Audit:
-    device = item.features.device
-    return Audit("identity", torch.arange(len(item), device=device), torch.zeros(len(item), device=device))
+        return [untouched(item) for item in tokens]

@@ -1,0 +1,168 @@
+"""Prefill that drops visual tokens between layers: what a method decided against is neither computed nor cached from there on.
+
+    run = thin(decoder, x, positions, cache, rows, cuts)
+
+Rows of a batch may hold any number of words and visual inputs. How many tokens of each input are left after each cut is known before the
+pass, so that all shapes and places are the host's own arithmetic, and the device is only asked which tokens they are.
+
+Letters: b rows of the batch, s tokens of the pass, k of what is left, r asking rows, d width.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmsdk.attention.received import received
+from mmsdk.decoder.spans import Arrangement, Span, arranged, gathered
+from mmsdk.decoder.transformer import Decoder, Layer
+from mmsdk.kv.slots import placed
+from mmsdk.kv.types import KVCache, LayerView
+from mmsdk.tokencomp.ranking import rank_within, ranked
+from mmsdk.tokencomp.types import Thinner
+
+__all__ = ["Cut", "Thinned", "thin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """After `layer` layers, `by` says which visual tokens go on."""
+
+    layer: int
+    by: Thinner
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """A pass that dropped tokens: the hidden states of what is left, final norm applied.
+
+    `origin` is the place of each of them in the pass, -1 for padding; `scores` are those that the method gave every token of the pass at
+    the first cut that dropped any, zeros where none did; `seconds` is the time of all scoring and choosing.
+    """
+
+    hidden: Float[Tensor, "b k d"]
+    origin: Int[Tensor, "b k"]
+    scores: Float[Tensor, "b s"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A decoder between two layers (`mmsdk.tokencomp.types.Between`). `before` is the stream in front of the layer just done.
+
+    `done` and `next` are the layer just done and the one to come, each with the positions of the tokens in it.
+    """
+
+    decoder: Decoder
+    cache: KVCache
+    hidden: Float[Tensor, "b s d"]
+    before: Float[Tensor, "b s d"]
+    visual: Bool[Tensor, "b s"]
+    text: Int[Tensor, "b r"]
+    done: tuple[int, Int[Tensor, "b s"]]
+    next: tuple[int, Int[Tensor, "b s"]]
+
+    def attention(self, rows: Literal["last", "text"], layer: Literal["done", "next"]) -> Float[Tensor, "b s"]:
+        """See `Between`. Of the layer just done the keys are in the cache; those of the next are made here, for its weights alone."""
+        stream, (number, positions) = (self.before, self.done) if layer == "done" else (self.hidden, self.next)
+        asking = self.text if rows == "text" else self.text[:, -1:]
+        at = positions.gather(1, asking.clamp_min(0)).masked_fill(asking < 0, -1)
+        query, _ = self._projected(gathered(stream, asking), at, number)
+        view = self.cache.view(number)
+        if layer == "next":
+            _, key = self._projected(stream, positions, number)
+            view = _extended(view, key, positions)
+        return received(query, at, view)[:, -stream.shape[1] :]
+
+    def _projected(self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], number: int) -> tuple[Tensor, Tensor]:
+        layer = cast(Layer, self.decoder.layers[number])
+        query, key, _ = layer.attention.project(layer.norm1(x), self.decoder.rotation(positions, x.dtype))
+        return query, key
+
+
+def thin(
+    decoder: Decoder,
+    x: Float[Tensor, "b s d"],
+    positions: Int[Tensor, "b s"],
+    cache: KVCache,
+    rows: Sequence[Sequence[Span]],
+    cuts: Sequence[Cut],
+    chunk: int = sys.maxsize,
+) -> Thinned:
+    """Run prompts through the decoder into `cache`, dropping tokens at the cuts, which ascend.
+
+    Rows are padded in front, as `positions` say by -1; `rows` tells what stands in each. Between two cuts at most `chunk` tokens are run at
+    one time. Without cuts this is a plain pass.
+    """
+    # Taken before the first layer goes ahead: later layers may stand elsewhere, when tokens of an earlier pass were dropped.
+    runs, standing = decoder.runs(cache), [cache.next(layer) for layer in range(decoder.config.layers)]
+
+    def through(x: Tensor, own: Tensor, layers: range) -> tuple[Tensor, Tensor]:
+        before = x
+        for part in (range(max(run.start, layers.start), min(run.stop, layers.stop)) for run in runs):
+            if part:
+                x, before = _chunked(decoder, x, placed(own, standing[layers.start], standing[part.start]), cache, part, chunk)
+        return x, before
+
+    now, start, told, seconds = arranged(rows, 0, x.device), 0, list[Tensor](), 0.0
+    own, origin = positions, torch.arange(x.shape[1], device=x.device).masked_fill(positions < 0, -1)
+    for stage, cut in enumerate(cuts, start=1):
+        x, before = through(x, own, range(start, cut.layer))
+        done, own = placed(own, standing[start], standing[cut.layer - 1]), placed(own, standing[start], standing[cut.layer])
+        later = arranged(rows, stage, x.device)
+        if later.lengths != now.lengths:
+            began, visual = time.perf_counter(), now.kinds > 0
+            given = cut.by.score(Pause(decoder, cache, x, before, visual, now.text, (cut.layer - 1, done), (cut.layer, own)))
+            told.append(given)
+            index = chosen(given.masked_fill(~visual, 0), now, later)
+            seconds += time.perf_counter() - began
+            x, own, origin = gathered(x, index), _pick(own, index), _pick(origin, index)
+        if cut.by.positions == "compact":
+            own = _closed_up(own, standing[cut.layer])
+        now, start = later, cut.layer
+    x, _ = through(x, own, range(start, decoder.config.layers))
+    return Thinned(decoder.norm(x), origin, told[0] if told else torch.zeros_like(positions, dtype=torch.float32), seconds)
+
+
+def chosen(scores: Float[Tensor, "b s"], now: Arrangement, later: Arrangement) -> Int[Tensor, "b k"]:
+    """What goes on, in order and padded in front by -1: all words, and of each visual input as many of the best as `later` has."""
+    # Scores are read relative to the largest of the row: noise in the last bits decides nothing, and the earlier of equals stays.
+    relative = scores / scores.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+    # Padding is a kind of its own, of which nothing stays.
+    group = now.kinds + 1
+    rank = rank_within(ranked(relative), group, later.stay.shape[1])
+    places = torch.arange(scores.shape[1], device=scores.device).expand_as(group)
+    return places.masked_fill(rank >= later.stay.gather(1, group), -1).sort(dim=1).values[:, -later.width :]
+
+
+def _chunked(
+    decoder: Decoder, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], cache: KVCache, layers: range, chunk: int
+) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
+    """The stream after these layers and before the last of them, a chunk of tokens through all the layers at a time."""
+    step = min(chunk, x.shape[1])
+    parts = [decoder.run(*part, cache, layers) for part in zip(x.split(step, dim=1), positions.split(step, dim=1), strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([after for after, _ in parts], dim=1), torch.cat([before for _, before in parts], dim=1)
+
+
+def _extended(view: LayerView, keys: Float[Tensor, "b g s e"], positions: Int[Tensor, "b s"]) -> LayerView:
+    """A view as it would be with the keys of new tokens, which stand for the values too: nobody looks at those."""
+    valid = torch.cat((view.valid, positions >= 0), dim=1)
+    keys, positions = torch.cat((view.keys, keys), dim=2), torch.cat((view.positions, positions), dim=1)
+    return LayerView(keys, keys, positions, valid, valid.sum(1))
+
+
+def _pick(values: Int[Tensor, "b s"], index: Int[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+    return values.gather(1, index.clamp_min(0)).masked_fill(index < 0, -1)
+
+
+def _closed_up(positions: Int[Tensor, "b k"], start: Int[Tensor, " b"]) -> Int[Tensor, "b k"]:
+    """The same order without gaps, from `start` on."""
+    real = positions >= 0
+    return torch.where(real, start[:, None] + real.cumsum(dim=1) - 1, positions)
