@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.tokencomp.ranking import place, ranked
-from mmsdk.tokencomp.similarity import best_match
+from mmsdk.tokencomp.similarity import best_match, rows_at
 
 __all__ = ["group_means", "group_sizes", "spherical_kmeans"]
 
@@ -23,7 +23,7 @@ def spherical_kmeans(
     prototype without members starts again at the vector that is covered worst. An input stops when no entry of its prototypes changes by
     more than `tolerance`. Groups are those of one more assignment to the final prototypes.
     """
-    prototypes = _rows(z, seeds)
+    prototypes = rows_at(z, seeds)
     settled = torch.zeros(len(z), 1, 1, dtype=torch.bool, device=z.device)
     for _ in range(rounds):
         cosine, labels = best_match(z, prototypes)
@@ -58,7 +58,7 @@ def _reseeded(
     """Prototypes with the empty ones moved, in order, to the vector that is covered worst, the second worst, and so on."""
     empty = group_sizes(labels, prototypes.shape[1]) == 0
     turn = (empty.cumsum(dim=1) - 1).clamp_min(0)
-    return torch.where(empty[..., None], _rows(z, ranked(-cosine).gather(1, turn)), prototypes)
+    return torch.where(empty[..., None], rows_at(z, ranked(-cosine).gather(1, turn)), prototypes)
 
 
 def _filled(labels: Int[Tensor, "b n"], cosine: Float[Tensor, "b n"], count: int) -> Int[Tensor, "b n"]:
@@ -77,7 +77,3 @@ def _filled(labels: Int[Tensor, "b n"], cosine: Float[Tensor, "b n"], count: int
     room = torch.cat([labels, labels.new_zeros(len(labels), 1)], dim=1)
     groups = torch.arange(count, device=labels.device).expand_as(empty)
     return room.scatter_(1, torch.where(empty, taken, n), groups)[:, :n]
-
-
-def _rows(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tensor, "b m d"]:
-    return z.gather(1, index[..., None].expand(-1, -1, z.shape[2]))

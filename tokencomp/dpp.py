@@ -2,7 +2,7 @@
 
 With the kernel L_ij = q_i cos(i, j) q_j each step takes the token that multiplies the determinant of the chosen ones the most. The gains
 are kept up to date with an incremental Cholesky factor (Chen, Zhang and Zhou, "Fast greedy MAP inference for determinantal point
-processes to improve recommendation diversity", 2018), so that only rows of L are ever computed.
+processes to improve recommendation diversity", 2018), so that no more than its rows is needed of L.
 """
 
 import torch
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.tokencomp.ranking import TIE, first_best
+from mmsdk.tokencomp.similarity import cosine_rows
 
 __all__ = ["greedy_dpp"]
 
@@ -21,16 +22,16 @@ def greedy_dpp(z: Float[Tensor, "b n d"], quality: Float[Tensor, "b n"], count: 
     dimensions), the earliest tokens fill the rest. Memory is that of the factor, count x n.
     """
     b, n, _ = z.shape
-    rows = torch.arange(b, device=z.device)
-    scaled = z * quality[..., None]
-    gain = scaled.square().sum(dim=2)
+    rows, cosines = torch.arange(b, device=z.device), cosine_rows(z, count)
+    # a zero vector has no direction, hence nothing to gain
+    gain = quality.square() * z.square().sum(dim=2)
     factor = z.new_zeros(b, count, n)
     chosen = torch.zeros(b, count, dtype=torch.int64, device=z.device)
     for step in range(count):
         pick = first_best(gain)
         chosen[:, step] = pick
         own = gain[rows, pick, None]
-        kernel = torch.bmm(scaled, scaled[rows, pick, :, None])[..., 0]
+        kernel = quality * cosines(pick) * quality[rows, pick, None]
         past = factor[:, :step]
         explained = torch.bmm(past[rows, :, pick][:, None], past)[:, 0]
         # a gain that is zero but for rounding has no direction left to take away

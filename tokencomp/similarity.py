@@ -1,26 +1,50 @@
-"""Cosines between tokens, in slices: no matrix of all tokens by all tokens is ever held, however long the clip.
+"""Cosines between tokens, in slices: no matrix of all tokens by all tokens is held where it would be large, however long the clip.
 
 Vectors are scaled to length 1 in float32 first, so that a cosine is a product. A zero vector has cosine 0 to everything.
 """
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.tokencomp.ranking import first_best
 
-__all__ = ["ENTRIES", "best_match", "nearest_other", "unit"]
+__all__ = ["ENTRIES", "best_match", "cosine_rows", "few", "nearest_other", "rows_at", "unit"]
 
-# Entries of a slice of a matrix over pairs that may exist at one time: 8 MiB in float32.
+# Entries of a matrix over pairs, or of a slice of it, that may exist at one time: 8 MiB in float32.
 ENTRIES = 2**21
 
 
 def unit(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """Vectors of length 1 in the same directions, in float32; zero stays zero."""
-    x = x.float()
-    # divided by the largest entry first, so that the squares of large entries stay within float32
-    return F.normalize(x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny), dim=-1)
+    # the squares of large entries are beyond float32
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+    return x.float() / length.float().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def rows_at(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tensor, "b m d"]:
+    """The vectors of the tokens at `index`."""
+    flat = index + torch.arange(len(z), device=z.device)[:, None] * z.shape[1]
+    return z.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, index.shape)
+
+
+def few(n: int) -> bool:
+    """Whether a matrix of n tokens by n tokens is small enough to be held whole."""
+    return n * n <= ENTRIES
+
+
+def cosine_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor, " b"]], Float[Tensor, "b n"]]:
+    """A function from one token of each input to its cosines to all tokens, made to be called `count` times.
+
+    Where tokens are few and many rows are wanted, all are computed at once: one large product is faster than as many small ones.
+    """
+    rows = torch.arange(len(z), device=z.device)
+    if few(z.shape[1]) and 8 * count >= z.shape[1]:
+        whole = z @ z.transpose(1, 2)
+        return lambda token: whole[rows, token]
+    return lambda token: torch.bmm(z, z[rows, token, :, None])[..., 0]
 
 
 def best_match(

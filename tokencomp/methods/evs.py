@@ -16,7 +16,7 @@ from torch import Tensor
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import reading_key
 from mmsdk.tokencomp.ranking import top
-from mmsdk.tokencomp.similarity import unit
+from mmsdk.tokencomp.similarity import rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
@@ -53,7 +53,7 @@ def _change(z: Float[Tensor, "b n d"], positions: Int[Tensor, "b n 3"], grid: tu
     held = torch.full((len(z), frames * rows * columns), -1, device=z.device).scatter_reduce_(1, cell, tokens, "amax")
     # a frame of nothing goes before the first
     before = torch.cat([torch.full_like(held[:, : rows * columns], -1), held], dim=1).gather(1, cell)
-    other = z.gather(1, before.clamp_min(0)[..., None].expand_as(z))
+    other = rows_at(z, before.clamp_min(0))
     return (1 - (z * other).sum(dim=2)).masked_fill(before < 0, NEW)
 
 

@@ -21,7 +21,7 @@ from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.clustering import group_means
 from mmsdk.tokencomp.density import density_peaks
 from mmsdk.tokencomp.ranking import first_in_tiers, rank_within, ranked, rescaled, top
-from mmsdk.tokencomp.similarity import best_match, unit
+from mmsdk.tokencomp.similarity import best_match, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
@@ -121,7 +121,7 @@ def _joined(
     # the segment of a frame is the number of cuts before it
     segment = (cut.cumsum(dim=1) - cut.long()).gather(1, frame)
     apart = segment[..., None] != segment.gather(1, anchor)[:, None]
-    _, match = best_match(z, z.gather(1, anchor[..., None].expand(-1, -1, z.shape[2])), apart)
+    _, match = best_match(z, rows_at(z, anchor), apart)
     at = torch.cat([salient, anchor], dim=1)
     numbers = torch.arange(at.shape[1], device=at.device).expand_as(at)
     return (match + salient.shape[1]).scatter(1, at, numbers), at

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import first_best, others, top
-from mmsdk.tokencomp.similarity import ENTRIES, unit
+from mmsdk.tokencomp.similarity import ENTRIES, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
@@ -69,7 +69,7 @@ def _nearest(z: Float[Tensor, "b n e"], kept: Int[Tensor, "b m"], count: int) ->
     rows = max(1, ENTRIES // (z.shape[0] * z.shape[1]))
     found = []
     for part in kept.split(rows, dim=1):
-        cosine = z.gather(1, part[..., None].expand(-1, -1, z.shape[2])) @ z.transpose(1, 2)
+        cosine = rows_at(z, part) @ z.transpose(1, 2)
         found.append(top(cosine.scatter(2, part[..., None], -torch.inf), count))
     return torch.cat(found, dim=1)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import others, top
-from mmsdk.tokencomp.similarity import best_match, unit
+from mmsdk.tokencomp.similarity import best_match, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
@@ -48,7 +48,7 @@ class VisionZip:
         rest = others(dominant, saliency.shape[1])
         # a stride of whole tokens from the first, as published: what does not divide is left over at the end
         targets = rest[:, : contextual * (rest.shape[1] // contextual) : rest.shape[1] // contextual]
-        _, match = best_match(keys, keys.gather(1, targets[..., None].expand(-1, -1, keys.shape[2])))
+        _, match = best_match(keys, rows_at(keys, targets))
         at = torch.cat([dominant, targets], dim=1)
         numbers = torch.arange(stack.count, device=at.device).expand_as(at)
         labels = (match + dominant.shape[1]).scatter(1, at, numbers)

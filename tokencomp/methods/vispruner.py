@@ -16,7 +16,7 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import others, top
-from mmsdk.tokencomp.similarity import best_match, unit
+from mmsdk.tokencomp.similarity import best_match, few, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
@@ -53,11 +53,14 @@ def _without_duplicates(z: Float[Tensor, "b n d"], rest: Int[Tensor, "b r"], cou
     """`count` of the tokens `rest`: at each step the tokens at even places that have the nearest twins at odd places go."""
     if count == 0:
         return rest[:, :0]
+    pairs = z @ z.transpose(1, 2) if few(z.shape[1]) else None
     while rest.shape[1] > count:
-        here = z.gather(1, rest[..., None].expand(-1, -1, z.shape[2]))
-        similarity, _ = best_match(here[:, ::2], here[:, 1::2])
-        even = rest[:, ::2]
+        even, odd = rest[:, ::2], rest[:, 1::2]
+        if pairs is None:
+            similarity, _ = best_match(rows_at(z, even), rows_at(z, odd))
+        else:
+            similarity = rows_at(pairs, even).gather(2, odd[:, None].expand(-1, even.shape[1], -1)).amax(dim=2)
         # of equal twins the earlier stays
         stays = top(-similarity, even.shape[1] - min(step, rest.shape[1] - count, even.shape[1]))
-        rest = torch.cat([even.gather(1, stays), rest[:, 1::2]], dim=1).sort(dim=1).values
+        rest = torch.cat([even.gather(1, stays), odd], dim=1).sort(dim=1).values
     return rest
