@@ -2,7 +2,7 @@
 
 One row of a batch is [start][k visual tokens][question 1, answer 1][question 2, answer 2]...; every pair sees the start, the visual tokens
 and itself, and its positions restart after the visual tokens, so one image pays for a dozen questions. k is drawn anew for every row:
-most rows see a random subset, so dropping tokens later is nothing new. A few rows are blind, so the model knows what guessing is.
+most rows see a subset, so dropping tokens later is nothing new. A few rows are blind, so the model knows what guessing is.
 Shapes are static (a row is filled up with questions), which lets torch.compile fuse what lies between the matrix products.
 """
 
@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmsdk.apps.train_mini.features import Sample, Shard
+from mmsdk.apps.train_mini.features import Sample, Shard, cells_of
 from mmsdk.apps.train_mini.questions import QA
 from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.models.mini.projector import Projector, place_features
@@ -26,6 +26,7 @@ __all__ = ["Adapters", "Batch", "Recipe", "forward", "pack"]
 
 START, END = 1, 2
 _CAPTION_WEIGHT = 0.3
+_AIMED, _ON_THINGS = 0.75, 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +175,25 @@ def _enough(sample: Sample, rng: np.random.Generator) -> list[QA]:
 
 
 def _subset(shard: Shard, i: int, k: int, rng: np.random.Generator) -> Tensor:
-    """k of sample i's tokens, ascending; a clip gives the same number from every frame."""
-    n, frames = int(shard.counts[i]), int(shard.grids[i, 0])
+    """k of sample i's tokens, ascending; a clip gives the same number from every frame.
+
+    Most times tokens on things go first, up to `_ON_THINGS` of a frame's share: where chance alone decides, a small thing is often gone
+    altogether, and the model is taught to guess.
+    """
+    n, grid = int(shard.counts[i]), shard.grids[i].tolist()
     if k >= n:
         return torch.arange(n)
-    plane = n // frames
-    keep = [t * plane + np.sort(rng.permutation(plane)[: k // frames]) for t in range(frames)]
+    plane, share = n // grid[0], k // grid[0]
+    on = np.zeros(n, bool)
+    if rng.random() < _AIMED:
+        on[[index for index, _ in cells_of(shard.samples[i], grid)]] = True
+    keep = []
+    for t in range(grid[0]):
+        order = rng.permutation(plane)
+        things = order[on[t * plane + order]][: round(_ON_THINGS * share)]
+        others = np.setdiff1d(order, things, assume_unique=True)
+        chosen = np.concatenate((things, rng.permutation(others)[: share - len(things)]))
+        keep.append(t * plane + np.sort(chosen))
     return torch.from_numpy(np.concatenate(keep))
 
 

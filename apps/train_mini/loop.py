@@ -24,7 +24,7 @@ __all__ = ["evaluate", "finetune"]
 
 _MIX = {"scene": 0.7, "photo": 0.03, "robot": 0.07, "clip": 0.16, "robot clip": 0.04}
 STILLS, CLIPS = ("scene", "photo", "robot"), ("clip", "robot clip")
-_IMAGE_TOKENS, _IMAGE_SHARES = (64, 96, 128), (0.4, 0.4, 0.2)
+_IMAGE_TOKENS, _IMAGE_SHARES = (64, 96, 128), (0.6, 0.25, 0.15)
 _CLIP_TOKENS, _CLIP_SHARES = (96, 128, 192), (0.3, 0.4, 0.3)
 
 
