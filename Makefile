@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTHON :=
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# What the check and pip leave in build/. The rest is not ours to remove: training keeps hours of work in build/train_mini.
+BUILT := build/check build/lib build/bdist.*
 BENCHES = $(shell $(BIN)/python -c 'from mmsdk.plugins import available; print(*available("mmsdk.apps.bench"))')
 
 .DEFAULT_GOAL := help
@@ -34,8 +36,8 @@ bench-gpu: $(VENV)/dev ## the same on a GPU, after the kernels' tests: red print
 	$(BIN)/pytest -q tests/kernels
 	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
 
-clean: ## remove what was made here (fetched weights stay in the user's cache)
-	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove what was made here (fetched weights stay in the user's cache, what training made in build/train_mini)
+	rm -rf $(VENV) $(BUILT) dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -61,5 +63,5 @@ $(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
 
 # Types and import rules are checked on what a user would get: the installed tree, where every package has its import name.
 build/check: $(VENV)/dev
-	@rm -rf build
+	@rm -rf $(BUILT)
 	@$(PIP) install -qq --no-deps --no-build-isolation --target $@ .
