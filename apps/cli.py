@@ -145,6 +145,7 @@ def _bench(parser: Parser) -> list[str]:
     return [
         _switch(parser, "--json", "print one JSON object in place of a table"),
         _switch(parser, "--committed", "print the result kept in the repository instead of running"),
+        _switch(parser, "--compile-only", "for the bench of kernels: compile them and run none"),
     ]
 
 

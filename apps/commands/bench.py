@@ -34,9 +34,14 @@ def run(args: argparse.Namespace) -> int:
         rows: list[dict[str, Cell]] = [{"bench": name, "about": _about(name)} for name in plugins.available(PACKAGE)]
         print(json.dumps({"benches": rows}) if args.json else table(rows))
         return 0
-    result = _committed(args.name) if args.committed else _measured(args.name)
+    text = _knob(args.name, "compile_only=true") if args.compile_only else args.name
+    result = _committed(text) if args.committed else _measured(text)
     print(json.dumps(result) if args.json else _readable(result))
     return 0
+
+
+def _knob(text: str, knob: str) -> str:
+    return f"{text},{knob}" if ":" in text else f"{text}:{knob}"
 
 
 def _measured(text: str) -> dict[str, object]:

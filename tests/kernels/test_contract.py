@@ -1,0 +1,153 @@
+"""What every kernel promises, over every file in kernels/ops: a new one is tested by being there."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmsdk.errors import InputError
+from mmsdk.kernels.case import TOLERANCE, Case, Op, Plan, Result, distant
+from mmsdk.kernels.ops import find, names
+from mmsdk.kernels.proof import Agreement, compare, interpreted, moved
+from mmsdk.kernels.targets import SHARED, TARGETS, resources
+
+NAMES = names()
+CPU = torch.device("cpu")
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def tensors(values: tuple[object, ...]) -> Iterator[Tensor]:
+    return (value for value in values if isinstance(value, Tensor))
+
+
+@pytest.fixture(scope="module")
+def agreements() -> list[Agreement]:
+    """One process for all: what it costs to start is most of it."""
+    return interpreted(NAMES)
+
+
+def test_the_table_of_tolerances_is_the_agreed_one() -> None:
+    assert {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2} == TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernel_agrees_with_its_reference_in_the_interpreter(name: str, agreements: list[Agreement]) -> None:
+    """KA-02, KA-08, KA-09, KA-10, KA-12 and KA-13 are among the cases; memory is filled with NaN before."""
+    rows = [row for row in agreements if row.op == name]
+    assert len({case.name for case in find(name).cases}) == len(find(name).cases)
+    assert len(rows) == 3 * len(find(name).cases)
+    assert not [row for row in rows if not row.within]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernel_agrees_with_its_reference_on_the_gpu(name: str) -> None:
+    op = find(name)
+    rows = [compare(name, op, case, dtype, torch.device("cuda")) for case in op.cases for dtype in TOLERANCE]
+    assert not [row for row in rows if not row.within]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernel_compiles_without_a_gpu_and_without_spills(name: str, target: str) -> None:
+    op = find(name)
+    taken = resources(op, op.builds[0], torch.bfloat16, target)
+    assert taken.spills == 0
+    assert 0 < taken.registers <= (512 if target.startswith("gfx") else 255)
+    assert 0 <= taken.shared_bytes <= SHARED[target]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_reads_no_value_and_gives_results_of_the_right_kind(name: str) -> None:
+    """On the meta device there are no values. Only a grid's first axis may be long."""
+    op = find(name)
+    for case in op.cases:
+        truth = op.reference(*case.make(seeded(), torch.float16))
+        plan = op.plan(*moved(case.make(seeded(), torch.float16), torch.device("meta")))
+        assert [(x.shape, x.dtype) for x in plan.out] == [(x.shape, x.dtype) for x in truth]
+        assert all(size <= 65535 for launch in plan.launches for size in launch.grid[1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(name: str) -> None:
+    op = find(name)
+    for case in op.cases:
+        arguments, fresh = case.make(seeded(), torch.bfloat16), case.make(seeded(), torch.bfloat16)
+        first, second = op.reference(*arguments), op.reference(*fresh)
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True))
+        untouched = [value for value in tensors(arguments) if not any(value is result for result in first)]
+        again = case.make(seeded(), torch.bfloat16)
+        before = [b for a, b in zip(tensors(arguments), tensors(again), strict=True) if any(a is value for value in untouched)]
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(untouched, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("rms_norm", lambda: (torch.empty(200_000, 64), None, torch.empty(64), 1e-6, 0.0)),
+        ("swiglu", lambda: (torch.empty(200_000, 64),)),
+        ("rope", lambda: (*(torch.empty(1, 8, 200_000, 64),) * 2, *(torch.empty(1, 1, 200_000, 32),) * 2, (32,), False)),
+        ("gather", lambda: (torch.empty(1, 200_000, 64), torch.empty(1, 200_000, dtype=torch.int64))),
+        ("flash_prefill", lambda: (*(torch.empty(9_000_000, 1, 8),) * 3, *(torch.empty(2),) * 2, 9_000_000, 1.0, True, 0, None)),
+        (
+            "paged_decode",
+            lambda: (
+                torch.empty(70_000, 8, 64),
+                *(torch.empty(9, 16, 8, 64),) * 2,
+                torch.empty(70_000, 100_000, dtype=torch.int32),
+                *(torch.empty(70_000, dtype=torch.int64), 1.0, 0, None, None, None),
+            ),
+        ),
+        ("kv_store", lambda: (*(torch.empty(200_000, 8, 64),) * 2, torch.empty(200_000), *(torch.empty(9, 16, 8, 64),) * 2, None, None)),
+        ("sample", lambda: (torch.empty(200_000, 100), *(torch.empty(200_000),) * 5)),
+    ],
+)  # fmt: skip
+def test_ka_11_more_blocks_than_a_second_axis_takes(name: str, make: object) -> None:
+    """200,000 tokens, or 9 million of one sequence: the long axis of every grid is the first."""
+    assert callable(make)
+    with torch.device("meta"):
+        plan = find(name).plan(*make())
+    for launch in plan.launches:
+        assert launch.grid[0] > 65535 and all(size <= 65535 for size in launch.grid[1:])
+
+
+def test_what_a_kernel_forgets_to_write_is_seen() -> None:
+    """A plan that launches nothing leaves poison, whatever the memory held before."""
+
+    def reference(x: Tensor) -> Result:
+        return (x.clone(),)
+
+    def plan(x: Tensor) -> Plan:
+        return Plan((torch.empty_like(x),), ())
+
+    case = Case("zeros", lambda generator, dtype: (torch.zeros(4, dtype=dtype),))
+    row = compare("copy", Op(reference, plan, (case,), ()), case, torch.float32, CPU)
+    assert not row.within and math.isnan(row.error)
+
+
+@pytest.mark.parametrize(("value", "within"), [(1e-5, True), (3e-5, False), (math.inf, False), (-math.inf, False), (math.nan, False)])
+def test_the_comparison_tells_right_from_wrong(value: float, within: bool) -> None:
+    truth = torch.tensor([0.5, -math.inf])
+    out = torch.tensor([0.5 + value, -math.inf])
+    case = Case("two numbers", lambda generator, dtype: (truth,))
+    op = Op(lambda x: (x,), lambda x: Plan((out,), ()), (case,), ())
+    assert compare("given", op, case, torch.float32, CPU).within is within
+    swapped = Op(lambda x: (x,), lambda x: Plan((torch.tensor([0.5, 0.0]),), ()), (case,), ())
+    assert not compare("finite for infinite", swapped, case, torch.float32, CPU).within
+
+
+def test_distant_rows_are_where_32_bits_do_not_reach() -> None:
+    rows = torch.arange(12.0).view(2, 3, 2)
+    far = distant(rows)
+    assert far.stride(0) > 2**31 and torch.equal(far, rows)
+
+
+def test_an_unknown_target_is_named() -> None:
+    op = find("gather")
+    with pytest.raises(InputError, match="sm_80, sm_90, gfx942; got 'sm_1'"):
+        resources(op, op.builds[0], torch.bfloat16, "sm_1")

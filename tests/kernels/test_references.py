@@ -1,0 +1,367 @@
+"""The references against slow, independent expressions in float64, and against torch's own functions.
+
+Whoever adds a file to kernels/ops adds its truth to TRUTHS.
+"""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmsdk.errors import InputError
+from mmsdk.kernels.case import TOLERANCE, Result
+from mmsdk.kernels.ops import find, names
+from mmsdk.kernels.ops.flash_prefill import flash_prefill
+from mmsdk.kernels.ops.gather import gather
+from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
+from mmsdk.kernels.ops.kv_store import kv_store
+from mmsdk.kernels.ops.paged_decode import paged_decode
+from mmsdk.kernels.ops.rms_norm import add_rms_norm, rms_norm
+from mmsdk.kernels.ops.rope import rope
+from mmsdk.kernels.ops.sample import sample
+from mmsdk.kernels.ops.swiglu import swiglu
+
+
+def true_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> Result:
+    total = x if residual is None else (x.double() + residual.double()).to(x.dtype)
+    out = F.rms_norm(total.double(), x.shape[-1:], weight.double() + offset, eps)
+    return (out,) if residual is None else (out, total)
+
+
+def true_swiglu(gate_up: Tensor) -> Result:
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half].double(), gate_up[..., half:].double()
+    return (gate * torch.special.expit(gate) * up,)
+
+
+def true_rope(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool) -> Result:
+    """Complex numbers times numbers on the unit circle, pair by pair."""
+    tables = [table for table, count in enumerate(sections) for _ in range(count)]
+
+    def turned(x: Tensor) -> Tensor:
+        out = x.double().clone()
+        for pair, table in enumerate(tables):
+            a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + len(tables))
+            turn = torch.complex(cos[table, :, :, pair].double(), sin[table, :, :, pair].double())[:, None]
+            z = torch.complex(x[..., a].double(), x[..., b].double()) * turn
+            out[..., a], out[..., b] = z.real, z.imag
+        return out
+
+    return turned(query), turned(keys)
+
+
+def true_gather(x: Tensor, index: Tensor) -> Result:
+    empty = [0.0] * x.shape[2]
+    rows = [[x[b, i].tolist() if 0 <= i < x.shape[1] else empty for i in row] for b, row in enumerate(index.tolist())]
+    return (torch.tensor(rows, dtype=torch.float64).view(*index.shape, x.shape[2]),)
+
+
+def attended(query: Tensor, keys: Tensor, values: Tensor, scale: float, sink: float | None) -> tuple[Tensor, float]:
+    """One query of one head over the entries that it sees."""
+    scores = keys.double() @ query.double() * scale
+    if sink is not None:
+        scores = torch.cat((scores, torch.tensor([sink], dtype=torch.float64)))
+    if not len(scores):
+        return torch.zeros(values.shape[1], dtype=torch.float64), -math.inf
+    return scores.softmax(0)[: len(keys)] @ values.double(), float(scores.logsumexp(0))
+
+
+def true_flash_prefill(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    sinks: Tensor | None,
+) -> Result:
+    h, group = query.shape[1], query.shape[1] // keys.shape[1]
+    out = torch.zeros(*query.shape[:2], values.shape[2], dtype=torch.float64)
+    lse = torch.zeros(query.shape[:2], dtype=torch.float64)
+    for row in range(len(query_starts) - 1):
+        first, begin = int(query_starts[row]), int(key_starts[row])
+        s, t = int(query_starts[row + 1]) - first, int(key_starts[row + 1]) - begin
+        for i in range(s):
+            at = t - s + i
+            seen = [begin + j for j in range(t) if (j <= at or not causal) and (not window or abs(j - at) < window)]
+            for head in range(h):
+                k, v = keys[seen, head // group], values[seen, head // group]
+                sink = None if sinks is None else float(sinks[head])
+                out[first + i, head], lse[first + i, head] = attended(query[first + i, head], k, v, scale, sink)
+    return out, lse
+
+
+def true_paged_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    sinks: Tensor | None,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+) -> Result:
+    b, h, d = query.shape
+    group = h // keys.shape[2]
+    out, lse = torch.zeros(b, h, d, dtype=torch.float64), torch.zeros(b, h, dtype=torch.float64)
+    for row, length in enumerate(lengths.tolist()):
+        places = [(int(table[row, j // 16]), j % 16) for j in range(max(length - window, 0) if window else 0, length)]
+        blocks, slots = [block for block, _ in places], [slot for _, slot in places]
+        for head in range(h):
+            k, v = (cache[blocks, slots, head // group].double() for cache in (keys, values))
+            if key_scales is not None and value_scales is not None:
+                k = k * key_scales[blocks, slots, head // group, None]
+                v = v * value_scales[blocks, slots, head // group, None]
+            out[row, head], lse[row, head] = attended(query[row, head], k, v, scale, None if sinks is None else float(sinks[head]))
+    return out, lse
+
+
+def true_kv_store(
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key_scales: Tensor | None,
+    value_scales: Tensor | None,
+) -> Result:
+    """Number by number, in Python."""
+    both = [], []
+    for x, cache, scales in ((keys, key_cache, key_scales), (values, value_cache, value_scales)):
+        stored, kept = cache.clone(), None if scales is None else scales.clone()
+        for token, slot in enumerate(slots.tolist()):
+            for head in range(x.shape[1]):
+                numbers = x[token, head].tolist()
+                if slot >= 0 and kept is None:
+                    stored[slot // 16, slot % 16, head] = torch.tensor(numbers)
+                elif slot >= 0 and kept is not None:
+                    scale = max(map(abs, numbers)) / 127
+                    kept[slot // 16, slot % 16, head] = scale
+                    stored[slot // 16, slot % 16, head] = torch.tensor([math.floor(y / (scale or 1) + 0.5) for y in numbers])
+        both[0].append(stored)
+        both[1].extend([] if kept is None else [kept])
+    return (*both[0], *both[1])
+
+
+def true_gemv(x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Result:
+    size = x.shape[1] // scales.shape[1]
+    wide = scales.double().repeat_interleave(size, 1)
+    if offsets is None:
+        return (F.linear(x.double(), codes.double() * wide),)
+    numbers = torch.tensor([[half for byte in row for half in (byte % 16, byte // 16)] for row in codes.tolist()], dtype=torch.float64)
+    return (F.linear(x.double(), numbers * wide + offsets.double().repeat_interleave(size, 1)),)
+
+
+def drawn(logits: list[float], temperature: float, k: int, p: float, floor: float, u: float) -> int:
+    """One row, in Python."""
+    if temperature == 0:
+        return logits.index(max(logits))
+    scores = [x / temperature for x in logits]
+    best = max(scores)
+    bar = sorted(scores, reverse=True)[min(k or len(scores), len(scores)) - 1]
+    weights = [math.exp(x - best) if x >= bar else 0.0 for x in scores]
+    whole = sum(weights)
+    left = [w if w == 1 or sum(v for v in weights if v > w) < p * whole or p >= 1 else 0.0 for w in weights]
+    left = [w if w >= floor else 0.0 for w in left]
+    sums = torch.tensor(left, dtype=torch.float64).cumsum(0)
+    return int((sums > u * sums[-1]).nonzero()[0])
+
+
+def true_sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Result:
+    settings = zip(logits.tolist(), *(column.tolist() for column in (temperature, top_k, top_p, min_p, uniform)), strict=True)
+    return (torch.tensor([drawn(*row) for row in settings]),)
+
+
+TRUTHS: dict[str, Callable[..., Result]] = {
+    "flash_prefill": true_flash_prefill,
+    "gather": true_gather,
+    "gemv": true_gemv,
+    "kv_store": true_kv_store,
+    "paged_decode": true_paged_decode,
+    "rms_norm": true_rms_norm,
+    "rope": true_rope,
+    "sample": true_sample,
+    "swiglu": true_swiglu,
+}
+
+
+def near(ours: Tensor, truth: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(ours.double(), truth.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_operation_has_a_truth() -> None:
+    assert sorted(TRUTHS) == names()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", sorted(TRUTHS))
+def test_the_reference_is_true(name: str, dtype: torch.dtype) -> None:
+    op = find(name)
+    for case in op.cases:
+        truth = TRUTHS[name](*case.make(torch.Generator().manual_seed(0), dtype))
+        ours = op.reference(*case.make(torch.Generator().manual_seed(0), dtype))
+        assert len(ours) == len(truth)
+        for a, b in zip(ours, truth, strict=True):
+            near(a, b, TOLERANCE[dtype])
+
+
+def test_the_public_functions_run_their_references_without_a_gpu() -> None:
+    x, weight = normal(3, 8), normal(8, seed=1)
+    near(rms_norm(x, weight, 1e-6), F.rms_norm(x, (8,), weight, 1e-6), 1e-5)
+    normed, total = add_rms_norm(x, x, weight, 1e-6)
+    near(normed, F.rms_norm(2 * x, (8,), weight, 1e-6), 1e-5)
+    assert torch.equal(total, 2 * x)
+    near(swiglu(x), F.silu(x[:, :4]) * x[:, 4:], 1e-5)
+    index = torch.tensor([[2, 0]])
+    assert torch.equal(gather(x[None], index), x[None, [2, 0]])
+    codes = torch.tensor([[1, 2, 3, 4], [-5, 6, -7, 8]], dtype=torch.int8)
+    near(gemv_int8(normal(1, 4), codes, torch.ones(2, 1)), normal(1, 4) @ codes.float().T, 1e-5)
+    halves = torch.tensor([[0, 15, 8, 1]], dtype=torch.uint8)
+    assert torch.equal(unpack(pack(halves)), halves)
+    near(gemv_int4(normal(1, 4), pack(halves), torch.ones(1, 1), torch.full((1, 1), -8.0)), normal(1, 4) @ (halves.float() - 8).T, 1e-5)
+    greedy = torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.ones(3), torch.zeros(3), torch.rand(3)
+    assert torch.equal(sample(x, *greedy), x.argmax(-1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_attention_equals_torch_on_one_sequence(causal: bool) -> None:
+    query, keys, values = normal(9, 6, 16), normal(9, 2, 16, seed=1), normal(9, 2, 16, seed=2)
+    starts = torch.tensor([0, 9], dtype=torch.int32)
+    out, _ = flash_prefill(query, keys, values, starts, starts, 9, 0.25, causal)
+    expected = F.scaled_dot_product_attention(
+        *(x.transpose(0, 1)[None] for x in (query, keys, values)), is_causal=causal, enable_gqa=True, scale=0.25
+    )
+    near(out, expected[0].transpose(0, 1), 1e-5)
+
+
+def test_ka_08_parts_merge_and_an_empty_part_changes_nothing() -> None:
+    query, keys, values = normal(3, 2, 16), normal(10, 2, 16, seed=1), normal(10, 2, 16, seed=2)
+
+    def part(begin: int, end: int) -> tuple[Tensor, Tensor]:
+        starts, entries = torch.tensor([0, 3]), torch.tensor([0, end - begin])
+        return flash_prefill(query, keys[begin:end], values[begin:end], starts, entries, 3, 0.25, causal=False)
+
+    (out_1, lse_1), (out_2, lse_2), (whole, lse) = part(0, 4), part(4, 10), part(0, 10)
+    merged = torch.logaddexp(lse_1, lse_2)
+    near(merged, lse, 1e-5)
+    near(out_1 * (lse_1 - merged).exp()[..., None] + out_2 * (lse_2 - merged).exp()[..., None], whole, 1e-5)
+    nothing, empty = part(4, 4)
+    assert not nothing.any() and (empty == -torch.inf).all()
+    assert torch.equal(torch.logaddexp(lse_1, empty), lse_1)
+
+
+@pytest.mark.parametrize("length", [2047, 2048, 2049])
+def test_ka_07_a_window_of_2048_holds_2048_tokens_with_the_newest(length: int) -> None:
+    """Keys of zero weigh all alike, so the log-sum-exp counts them and the mixture of positions tells which."""
+    place = torch.arange(length).float()[:, None, None]
+    first = max(length - 2048, 0)
+    counted, middle = math.log(length - first), (first + length - 1) / 2
+    starts, entries = torch.tensor([0, 1]), torch.tensor([0, length])
+    out, lse = flash_prefill(torch.ones(1, 1, 1), place * 0, place, starts, entries, 1, 1.0, window=2048)
+    assert float(lse) == pytest.approx(counted) and float(out) == pytest.approx(middle)
+    pages = -(-length // 16)
+    cache = F.pad(place, (0, 0, 0, 0, 0, pages * 16 - length)).view(pages, 16, 1, 1)
+    table = torch.arange(pages, dtype=torch.int32)[None]
+    out, lse = paged_decode(torch.ones(1, 1, 1), cache * 0, cache, table, torch.tensor([length]), 1.0, window=2048)
+    assert float(lse) == pytest.approx(counted) and float(out) == pytest.approx(middle)
+
+
+def test_the_order_of_pages_in_memory_does_not_matter() -> None:
+    query, keys, values = normal(1, 2, 8), normal(4, 16, 1, 8, seed=1), normal(4, 16, 1, 8, seed=2)
+    order, length = torch.tensor([2, 0, 3, 1]), torch.tensor([50])
+    straight = paged_decode(query, keys, values, torch.arange(4)[None], length, 0.3)
+    shuffled = paged_decode(query, keys[order], values[order], order.argsort()[None], length, 0.3)
+    assert all(torch.equal(a, b) for a, b in zip(straight, shuffled, strict=True))
+
+
+def test_ka_17_scales_remember_nothing_of_a_warm_up() -> None:
+    caches = [torch.zeros(1, 16, 2, 8, dtype=torch.int8) for _ in range(4)]
+    scales = [torch.zeros(1, 16, 2) for _ in range(4)]
+    slots = torch.arange(4)
+    kv_store(normal(4, 2, 8) * 1e4, torch.zeros(4, 2, 8), slots, *caches[:2], *scales[:2])
+    for pair in (slice(0, 2), slice(2, 4)):
+        kv_store(normal(4, 2, 8, seed=1), normal(4, 2, 8, seed=2), slots, *caches[pair], *scales[pair])
+    assert all(torch.equal(x[i], x[i + 2]) for x in (caches, scales) for i in range(2))
+
+
+def test_ka_18_no_int8_code_is_further_than_half_a_step() -> None:
+    """Channels with a large bias, as Qwen2's keys have, widen the step of their own token and head alone."""
+    keys = normal(64, 2, 128)
+    keys[:, 0, 5] += 100
+    cache, scales = torch.zeros(2, 4, 16, 2, 128, dtype=torch.int8), torch.zeros(2, 4, 16, 2)
+    kv_store(keys, keys, torch.arange(64), cache[0], cache[1], scales[0], scales[1])
+    apart = (cache[0].float() * scales[0][..., None]).view(64, 2, 128) - keys
+    assert (apart.abs() <= scales[0].view(64, 2, 1) * 0.5001).all()
+    assert apart[:, 1].abs().max() < 0.03
+
+
+def test_rotation_leaves_what_it_was_given_as_it_was() -> None:
+    """Values stand beside queries and keys in one projection, and no bit of it changes."""
+    fused = normal(1, 5, 4, 8).transpose(1, 2)
+    before = fused.clone()
+    angles = normal(1, 1, 5, 4)
+    query, keys = rope(fused[:, :2], fused[:, 2:3], angles.cos(), angles.sin(), (4,))
+    assert torch.equal(fused, before) and not torch.equal(query, before[:, :2])
+    near(query.norm(dim=-1), before[:, :2].norm(dim=-1), 1e-5)
+    back, _ = rope(query, keys, angles.cos(), -angles.sin(), (4,))
+    near(back, before[:, :2], 1e-5)
+
+
+def test_rotated_products_depend_on_the_distance_alone() -> None:
+    query, keys = normal(1, 1, 1, 8).expand(1, 1, 6, 8), normal(1, 1, 1, 8, seed=1).expand(1, 1, 6, 8)
+    angles = torch.arange(6.0)[None, None, :, None] * torch.tensor([1.0, 0.5, 0.1, 0.01])
+    turned, turned_keys = rope(query, keys, angles.cos(), angles.sin(), (4,), interleaved=True)
+    products = turned[0, 0] @ turned_keys[0, 0].T
+    assert torch.equal(turned[0, 0, 0], query[0, 0, 0])
+    for distance in range(-5, 6):
+        along = products.diagonal(distance)
+        near(along, along[:1].expand_as(along), 1e-5)
+
+
+def test_draws_follow_the_probabilities_that_are_left() -> None:
+    """20,000 draws of one row: frequencies within four standard deviations, and nothing outside the nucleus."""
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(20_000, -1)
+    b = len(logits)
+    uniform = torch.rand(b, generator=torch.Generator().manual_seed(0))
+    ids = sample(logits, torch.ones(b), torch.zeros(b, dtype=torch.int64), torch.full((b,), 0.9), torch.zeros(b), uniform)
+    shares = torch.bincount(ids, minlength=4) / b
+    assert shares[3] == 0
+    assert (shares[:3] - torch.tensor([0.5, 0.3, 0.15]) / 0.95).abs().max() < 4 * (0.25 / b) ** 0.5
+
+
+def starts(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: flash_prefill(normal(1, 5, 8), normal(1, 2, 8), normal(1, 2, 8), starts(0, 1), starts(0, 1), 1, 1.0), "5 query heads"),
+        (lambda: flash_prefill(normal(1, 1, 384), normal(1, 1, 384), normal(1, 1, 8), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),
+        (lambda: flash_prefill(normal(1, 1, 8), normal(1, 1, 8), normal(1, 1, 512), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),
+        (lambda: paged_decode(normal(1, 5, 8), normal(1, 16, 2, 8), normal(1, 16, 2, 8), starts(0)[None], starts(1), 1.0), "5 query heads"),
+        (lambda: paged_decode(normal(1, 1, 384), *(normal(1, 16, 1, 384),) * 2, starts(0)[None], starts(1), 1.0), "at most 256"),
+        (lambda: paged_decode(normal(1, 1, 8), *(normal(1, 16, 1, 8).char(),) * 2, starts(0)[None], starts(1), 1.0), "need both scales"),
+        (lambda: kv_store(*(normal(1, 1, 8),) * 2, starts(0), *(normal(1, 16, 1, 8),) * 2, *(normal(1, 16, 1),) * 2), "need both scales"),
+        (lambda: rope(*(normal(1, 1, 1, 8),) * 2, *(normal(1, 1, 1, 4),) * 2, (3,)), "share 4 pairs among 1 tables"),
+        (lambda: rope(*(normal(1, 1, 1, 6),) * 2, *(normal(1, 1, 1, 4),) * 2, (4,)), "do not fit"),
+        (lambda: gemv_int8(normal(1, 6), normal(2, 6).char(), normal(2, 4)), "4 groups do not share 6"),
+        (lambda: gemv_int4(normal(1, 5), normal(2, 3).byte(), normal(2, 1), normal(2, 1)), "rows of 5 numbers"),
+        (lambda: gemv_int4(normal(1, 6), normal(2, 3).byte(), normal(2, 2), normal(2, 2)), "2 groups do not share 6"),
+    ],
+)  # fmt: skip
+def test_ka_14_what_does_not_fit_is_refused_by_name(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()
