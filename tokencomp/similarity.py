@@ -41,7 +41,7 @@ def cosine_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor, 
     Where tokens are few and many rows are wanted, all are computed at once: one large product is faster than as many small ones.
     """
     rows = torch.arange(len(z), device=z.device)
-    if few(z.shape[1]) and 8 * count >= z.shape[1]:
+    if few(z.shape[1]) and 16 * count >= z.shape[1]:
         whole = z @ z.transpose(1, 2)
         return lambda token: whole[rows, token]
     return lambda token: torch.bmm(z, z[rows, token, :, None])[..., 0]

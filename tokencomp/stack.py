@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmsdk.errors import ModelError
+from mmsdk.errors import InputError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import check, keep, merge
 from mmsdk.tokencomp.types import Audit, Compressed
@@ -46,16 +46,16 @@ class Stack:
         return torch.stack([item.positions for item in self.items])
 
     def saliency(self) -> Float[Tensor, "b n"]:
-        """The encoder's attention to each token, in float32. Raises ModelError where the encoder gave none."""
+        """The encoder's attention to each token, in float32. Raises InputError where the encoder gave none."""
         if self.items[0].saliency.shape[0] == 0:
-            raise ModelError(self._missing("the encoder's attention"))
+            raise self._missing("saliency", "the encoder's attention")
         return torch.stack([item.saliency.float() for item in self.items])
 
     def keys(self) -> Float[Tensor, "b n e"]:
-        """The encoder's keys of each token. Raises ModelError where the encoder gave none."""
+        """The encoder's keys of each token. Raises InputError where the encoder gave none."""
         keys = [item.keys for item in self.items if item.keys is not None]
         if not keys:
-            raise ModelError(self._missing("the encoder's keys"))
+            raise self._missing("keys", "the encoder's keys")
         return torch.stack(keys)
 
     def keep(self, index: Int[Tensor, "b m"], scores: Float[Tensor, "b n"] | None = None) -> list[Compressed]:
@@ -93,10 +93,11 @@ class Stack:
         """Seconds of planning for each input."""
         return (time.perf_counter() - self.started) / len(self.items)
 
-    def _missing(self, what: str) -> str:
-        return (
-            f"item {self.places[0]}: {self.method} needs {what}, and these tokens come without; "
-            "choose a method that reads the features alone, such as simplecluster or divprune"
+    def _missing(self, item: str, what: str) -> InputError:
+        return InputError(
+            f"{self.method} needs {what}, and these tokens come without; choose a method that reads features alone, such as simplecluster",
+            item=item,
+            index=self.places[0],
         )
 
 

@@ -47,7 +47,7 @@ class FastVID:
     def __call__(
         self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
     ) -> list[Compressed]:
-        """Raises ModelError for tokens without saliency."""
+        """Raises InputError for tokens without saliency."""
         return in_stacks("fastvid", tokens, budgets, self._compress)
 
     def _compress(self, stack: Stack) -> list[Compressed]:

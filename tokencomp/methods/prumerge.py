@@ -42,7 +42,7 @@ class PruMerge:
     def __call__(
         self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
     ) -> list[Compressed]:
-        """Raises ModelError for tokens without saliency or keys."""
+        """Raises InputError for tokens without saliency or keys."""
         return in_stacks("prumerge", tokens, budgets, self._prune)
 
     def _prune(self, stack: Stack) -> list[Compressed]:

@@ -62,8 +62,9 @@ def _turned_along(x: Float[Tensor, "b n e"], position: Int[Tensor, "b n"], base:
     pairs = x.shape[2] // 2
     frequency = base ** -(torch.arange(pairs, device=x.device) / max(pairs, 1))
     angle = position[..., None] * frequency
+    cos, sin = angle.cos(), angle.sin()
     even, odd = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-    turned = torch.stack([even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()], dim=3)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=3)
     # an odd channel at the end has no partner and stays
     return torch.cat([turned.flatten(2), x[..., 2 * pairs :]], dim=2)
 

@@ -38,7 +38,7 @@ class VisionZip:
     def __call__(
         self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
     ) -> list[Compressed]:
-        """Raises ModelError for tokens without saliency or keys."""
+        """Raises InputError for tokens without saliency or keys."""
         return in_stacks("visionzip", tokens, budgets, self._zip)
 
     def _zip(self, stack: Stack) -> list[Compressed]:

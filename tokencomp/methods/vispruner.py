@@ -38,7 +38,7 @@ class VisPruner:
     def __call__(
         self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
     ) -> list[Compressed]:
-        """Raises ModelError for tokens without saliency."""
+        """Raises InputError for tokens without saliency."""
         return in_stacks("vispruner", tokens, budgets, self._choose)
 
     def _choose(self, stack: Stack) -> list[Compressed]:
