@@ -17,7 +17,7 @@ Y has weight 0 wherever the old chunk says nothing, so that no padding pulls the
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -26,10 +26,29 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.vla.heads.flow import Guide, Velocity, unguided
 
-__all__ = ["RealTimeChunking", "guidance", "prefix_weights"]
+__all__ = ["Anew", "Chunking", "RealTimeChunking", "guidance", "prefix_weights"]
 
 Mode = Literal["vjp", "identity", "hard-prefix"]
 Schedule = Literal["exp", "linear", "ones", "zeros"]
+
+
+@runtime_checkable
+class Chunking(Protocol):
+    """How a chunk takes up what is committed: the guide for the first k actions still to come, in the network's units.
+
+    Of them `delay` will be executed meanwhile; `shape` is the network's (chunk, action_dim).
+    """
+
+    def guide(self, pending: Float[Tensor, "k a"], delay: int, shape: tuple[int, int]) -> Guide: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """A `Chunking` in which every chunk is made anew: what is committed is not looked at."""
+
+    def guide(self, pending: Float[Tensor, "k a"], delay: int, shape: tuple[int, int]) -> Guide:
+        """No guidance."""
+        return unguided
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from mmsdk.kv.types import LayerView
 from mmsdk.vla.heads.prefix import Prefix
 from mmsdk.vla.heads.visibility import SuffixMasks
 
-__all__ = ["AdaptiveNorm", "Expert", "ExpertConfig", "ExpertLayer", "SuffixAttention", "attend"]
+__all__ = ["AdaptiveNorm", "Expert", "ExpertConfig", "ExpertLayer", "SuffixAttention", "SuffixRotations", "attend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,26 @@ class Expert(nn.Module):
         self, x: Float[Tensor, "b s d"], condition: Float[Tensor, "b #s d"], prefix: Prefix, starts: Bool[Tensor, " s"]
     ) -> Float[Tensor, "b s d"]:
         """The suffix after the last layer, normed. Its tokens stand at the positions after the prefix's valid ones."""
-        positions: Int[Tensor, "b s"] = prefix.position[:, None] + torch.arange(x.shape[1], device=x.device)
-        rotation, masks = self._rope(positions, x.dtype), SuffixMasks(starts, x.dtype)
-        for layer, view in zip(self.layers, prefix.views, strict=True):
-            x = layer(x, condition, view, rotation, masks.of(view))
+        rotations, masks = SuffixRotations(self._rope, x.shape[1], x.dtype), SuffixMasks(starts, x.dtype)
+        for layer, view, place in zip(self.layers, prefix.views, prefix.places, strict=True):
+            x = layer(x, condition, view, rotations.of(place), masks.of(view))
         out: Tensor = self.norm(x, condition)[0]
         return out
+
+
+class SuffixRotations:
+    """The rotations of a suffix behind the prefix; layers that share their places share them."""
+
+    def __init__(self, rope: Rope, tokens: int, dtype: torch.dtype) -> None:
+        self._rope, self._tokens, self._dtype = rope, tokens, dtype
+        self._known: dict[int, Rotation] = {}
+
+    def of(self, place: Int[Tensor, " b"]) -> Rotation:
+        """The rotation to the positions that begin at `place`."""
+        if id(place) not in self._known:
+            positions = place[:, None] + torch.arange(self._tokens, device=place.device)
+            self._known[id(place)] = self._rope(positions, self._dtype)
+        return self._known[id(place)]
 
 
 def attend(

@@ -18,10 +18,13 @@ __all__ = ["Prefix", "prefill_blocks"]
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Each layer's keys and values of a fork, and the next rotary position of each row."""
+    """Each layer's keys and values of a fork, and where the next token of each row stands in it.
+
+    Layers that count alike share one object of places.
+    """
 
     views: tuple[LayerView, ...]
-    position: Int[Tensor, " b"]
+    places: tuple[Int[Tensor, " b"], ...]
 
     @staticmethod
     def of(cache: KVCache, layers: int, kv_heads: int, head_dim: int) -> "Prefix":
@@ -32,7 +35,7 @@ class Prefix:
             if (view.keys.shape[1], view.keys.shape[3]) != (kv_heads, head_dim):
                 seen = f"{view.keys.shape[1]} key-value heads of {view.keys.shape[3]}"
                 raise ModelError(f"layer {layer} of the context has {seen}, the action expert meets {kv_heads} of {head_dim}")
-        return Prefix(views, fork.position)
+        return Prefix(views, tuple(fork.next(layer) for layer in range(layers)))
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.kv.types import LayerView
 from mmsdk.stages import Context
 from mmsdk.vla.heads.branch import Branch
-from mmsdk.vla.heads.expert import ExpertConfig, SuffixAttention
+from mmsdk.vla.heads.expert import ExpertConfig, SuffixAttention, SuffixRotations
 from mmsdk.vla.heads.flow import Velocity, time_embedding
 from mmsdk.vla.heads.prefix import Prefix
 from mmsdk.vla.heads.visibility import SuffixMasks
@@ -146,9 +146,8 @@ class SmolVLA(nn.Module):
         tokens = self.time_out(F.silu(self.time_in(torch.cat((noisy, time), dim=-1))))
         count = torch.arange(tokens.shape[1], device=tokens.device)
         restarted = self._rope(count[None], dtype)
-        behind = self._rope(prefix.position[:, None] + count, dtype)
-        masks = SuffixMasks(torch.ones_like(count, dtype=torch.bool), dtype)
-        for layer, view in zip(self.layers, prefix.views, strict=True):
-            tokens = layer(tokens, view, behind, restarted, masks)
+        behind, masks = SuffixRotations(self._rope, len(count), dtype), SuffixMasks(torch.ones_like(count, dtype=torch.bool), dtype)
+        for layer, view, place in zip(self.layers, prefix.views, prefix.places, strict=True):
+            tokens = layer(tokens, view, behind.of(place), restarted, masks)
         hidden = self.norm(tokens).float()
         return F.linear(hidden, self.action_out.weight.float(), self.action_out.bias.float())

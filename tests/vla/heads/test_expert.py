@@ -309,6 +309,18 @@ def test_a_branch_continues_its_base_and_leaves_it_alone() -> None:
         assert context.cache.view(layer).keys.shape[2] == 5
 
 
+def test_a_layer_that_was_thinned_is_read_as_it_is() -> None:
+    network, x = pi05(), noise_of(3, (2, 4, 3))
+    whole, thin = known(decoder(GEMMA))[0], known(decoder(GEMMA))[0]
+    # one row loses its padding and nothing else, the other its last token
+    thin.cache.keep(1, torch.tensor([[0, 1, 3, 4], [0, 1, 2, 3]]))
+    t = torch.full((2, 1), 0.5)
+    with torch.no_grad():
+        found, expected = (network.velocity(context, torch.zeros(2, 0))(x, t) for context in (thin, whole))
+    torch.testing.assert_close(found[0], expected[0])
+    assert not torch.allclose(found[1], expected[1])
+
+
 def test_visibility_is_the_block_rule() -> None:
     valid, starts = [True, False, True, True, True, True], [0, 0, 1, 1, 0, 1]
     found = visible(torch.tensor([valid]), torch.tensor(starts, dtype=torch.bool))
