@@ -104,8 +104,8 @@ def vit_from_onnx(path: Path) -> ViT:
         width = patch.shape[0]
         layers = len([name for name in tensors if name.endswith(".norm1.weight")])
         hidden = tensors["encoder.layer.0.mlp.fc1.bias"].shape[0]
-    except KeyError as error:
-        raise ModelError(f"{path} holds no DINOv2 backbone: {error} is missing") from error
+    except (KeyError, IndexError) as error:
+        raise ModelError(f"{path} holds no DINOv2 backbone, a tensor is missing or of another rank: {error}") from error
     grid = round((position.shape[0] - 1) ** 0.5)
     config = ViTConfig(width=width, layers=layers, heads=width // 64, hidden=hidden, patch=patch.shape[-1], grid=grid)
     return _build(config, _DINOV2, tensors, str(path))
@@ -188,10 +188,12 @@ def _rename(wanted: Mapping[str, Tensor], table: Sequence[Rule], tensors: Mappin
             continue
         used.update(found)
         parts = [tensors[n] for n in found]
-        value = torch.cat(parts) if len(parts) > 1 else parts[0]
-        if value.numel() != like.numel():
-            wrong.append(f"{' + '.join(found)} (has {list(value.shape)}, expected {list(like.shape)})")
+        # What is stacked is stacked in equal parts: parts of other sizes could still make the right sum.
+        share = torch.Size((like.shape[0] // len(parts), *like.shape[1:]))
+        if any(_essential(part.shape) != _essential(share) for part in parts):
+            wrong.append(f"{' + '.join(found)} (has {' + '.join(str(list(p.shape)) for p in parts)}, expected {list(like.shape)})")
             continue
+        value = torch.cat(parts) if len(parts) > 1 else parts[0]
         state[target] = value.reshape(like.shape)
     unexpected = sorted(n for n in tensors if n not in used and not _UNUSED.fullmatch(n))
     problems = [f"{kind}: {', '.join(n)}" for kind, n in (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)) if n]
@@ -199,6 +201,12 @@ def _rename(wanted: Mapping[str, Tensor], table: Sequence[Rule], tensors: Mappin
         raise ModelError(f"the tensors of {name} do not fit its vision transformer; {'; '.join(problems)}")
     # A model without a class token has an empty one, which no checkpoint holds.
     return state | {target: state["position"].new_zeros(like.shape) for target, like in wanted.items() if not like.numel()}
+
+
+def _essential(shape: torch.Size) -> tuple[int, ...]:
+    """A shape without its leading ones, which checkpoints put before tokens and positions; any other difference is one of meaning."""
+    first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
+    return tuple(shape[first:])
 
 
 def _sources(rules: Mapping[str, Rule], target: str) -> list[tuple[str, ...]]:

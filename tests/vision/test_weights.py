@@ -75,6 +75,32 @@ def test_everything_that_does_not_fit_is_listed() -> None:
     assert "embeddings.class_embedding (has [31], expected [1, 32])" in shape
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "told"),
+    [
+        ("encoder.layers.0.mlp.fc1.weight", (32, 64), r"fc1\.weight \(has \[32, 64\], expected \[64, 32\]\)"),
+        ("embeddings.position_embedding.weight", (32, 5), r"position_embedding\.weight \(has \[32, 5\], expected \[5, 32\]\)"),
+        ("encoder.layers.1.self_attn.k_proj.weight", (32, 16), r"k_proj\.weight .*\(has \[32, 32\] \+ \[32, 16\] \+ \[32, 32\]"),
+        ("encoder.layers.1.self_attn.q_proj.bias", (), r"q_proj\.bias .*\(has \[\] \+ \[32\] \+ \[32\], expected \[96\]\)"),
+        ("post_layernorm.weight", (32, 1), r"post_layernorm\.weight \(has \[32, 1\], expected \[32\]\)"),
+    ],
+)
+def test_as_many_numbers_in_another_shape_are_refused(name: str, shape: tuple[int, ...], told: str) -> None:
+    config, tensors = tiny()
+    assert name in tensors
+    tensors[name] = torch.zeros(shape)
+    with pytest.raises(ModelError, match=told):
+        vit_from_transformers(config, tensors)
+
+
+def test_stacked_parts_of_unequal_sizes_are_refused_though_their_sum_fits() -> None:
+    config, tensors = tiny()
+    for name, rows in (("q", 16), ("k", 48)):
+        tensors[f"encoder.layers.0.self_attn.{name}_proj.weight"] = torch.zeros(rows, 32)
+    with pytest.raises(ModelError, match=r"has \[16, 32\] \+ \[48, 32\] \+ \[32, 32\], expected \[96, 32\]"):
+        vit_from_transformers(config, tensors)
+
+
 def test_parts_that_take_no_part_are_known() -> None:
     config, tensors = tiny()
     without = vit_from_transformers(config, dict(tensors)).state_dict()
