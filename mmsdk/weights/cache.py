@@ -63,12 +63,15 @@ def digest(folder: Path) -> str:
 
 
 def is_recorded(folder: Path, expected: str) -> bool:
-    """Whether the folder was fully checked against `expected` and no file changed in size or time since: a matter of `stat` calls."""
+    """Whether the folder was fully checked against `expected` and no file changed in size or time since: a matter of `stat` calls.
+
+    It asks without the lock. What another process takes away meanwhile, or cannot be read, is not recorded: whoever needs it takes the
+    lock and looks again.
+    """
     try:
-        noted = _note(folder).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+        return folder.is_dir() and _note(folder).read_text(encoding="utf-8") == _stamp(folder, expected)
+    except (OSError, UnicodeDecodeError):
         return False
-    return folder.is_dir() and noted == _stamp(folder, expected)
 
 
 def record(folder: Path, expected: str) -> None:
@@ -110,9 +113,20 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def place(ready: Path, folder: Path) -> None:
-    """Move a complete folder to its place by renaming; what stood there before goes first."""
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(ready, folder)
+    """Move a complete folder to its place by renaming; what stood there before goes last, and comes back where that fails.
+
+    The old one is set aside beside `ready`, in the staging folder, and is swept away with it even where this process is killed.
+    """
+    aside = ready.with_name("old")
+    if folder.exists():
+        os.replace(folder, aside)
+    try:
+        os.replace(ready, folder)
+    except OSError:
+        if aside.exists():
+            os.replace(aside, folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:
