@@ -7,6 +7,7 @@ is an error: cutting by another rule would give ids that the model never saw.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -51,15 +52,15 @@ def tokenizer_of(metadata: Mapping[str, Value]) -> TextTokenizer:
     backend = _backend(vocabulary, merges)
     backend.pre_tokenizer = pre_tokenizers.Sequence(list(_CUTS[cut]))
     backend.decoder = decoders.ByteLevel()
-    _add(backend, tokens, metadata.get("tokenizer.ggml.token_type", []))
+    _add(backend, tokens, metadata.get("tokenizer.ggml.token_type", np.empty(0, np.int32)))
     return TextTokenizer(backend)
 
 
 def _texts(metadata: Mapping[str, Value], name: str) -> list[str]:
     found = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    if not isinstance(found, list):
         raise ModelError(f"tokenizer.ggml.{name} is missing or no list of texts")
-    return [item for item in found if isinstance(item, str)]
+    return found
 
 
 def _backend(vocabulary: dict[str, int], merges: list[str]) -> Tokenizer:
@@ -71,8 +72,8 @@ def _backend(vocabulary: dict[str, int], merges: list[str]) -> Tokenizer:
 
 
 def _add(backend: Tokenizer, tokens: list[str], kinds: Value) -> None:
-    if not isinstance(kinds, list) or len(kinds) not in (0, len(tokens)):
+    if not isinstance(kinds, np.ndarray) or len(kinds) not in (0, len(tokens)):
         raise ModelError(f"tokenizer.ggml.token_type does not have an entry for each of the {len(tokens)} tokens")
-    marked = list(zip(tokens, kinds, strict=False))
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token, kind in marked if kind == _CONTROL])
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token, kind in marked if kind == _USER])
+    control, user = ([tokens[i] for i in np.flatnonzero(kinds == kind)] for kind in (_CONTROL, _USER))
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user])
