@@ -52,6 +52,12 @@ class TextTokenizer:
             raise ModelError(f"the tokenizer has no token {content!r}")
         return found
 
+    def fit(self, rows: int, where: str) -> None:
+        """Raises ModelError, beginning with `where`, for an embedding of fewer rows than there are ids: its first such word would fail."""
+        last = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if last >= rows:
+            raise ModelError(f"{where} has {rows} rows, but the ids of its tokenizer go up to {last}")
+
     def _broken(self, text: str) -> list[str]:
         starts = {place for content in self._contents if len(content) > 1 for place in _places(text, content)}
         cuts = [0, *sorted(start + 1 for start in starts), len(text)]

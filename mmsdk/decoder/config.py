@@ -47,6 +47,8 @@ class DecoderConfig:
             size, most = getattr(self, name), _MOST_LAYERS if name == "layers" else _MOST
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= most:
                 raise ModelError(f"decoder config: {name} is {size!r}, it must be a whole number from 1 to {most}")
+        if self.heads * self.head_dim > _MOST:
+            raise ModelError(f"decoder config: {self.heads} heads of {self.head_dim} are wider together than {_MOST}")
         if self.heads % self.kv_heads:
             raise ModelError(f"decoder config: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_dim % 2:

@@ -86,7 +86,8 @@ class Yarn:
         dim = 2 * len(frequencies)
         low, high = (self._dimension(rotations, dim, theta) for rotations in (self.fast, self.slow))
         if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
+            # Floats again: a base close to 1 gives ends beyond any integer that a tensor can be offset by.
+            low, high = float(math.floor(low)), float(math.ceil(high))
         low, high = max(low, 0), min(high, dim - 1)
         width = high - low if high != low else 0.001
         kept = 1 - ((torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device) - low) / width).clamp(0, 1)

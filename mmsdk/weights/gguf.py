@@ -24,6 +24,7 @@ from mmsdk.weights.fields import Fields
 from mmsdk.weights.gguf_file import GGUFFile, GGUFTensor, read_file
 from mmsdk.weights.gguf_tokenizer import tokenizer_of
 from mmsdk.weights.names import GGUF, assemble, used
+from mmsdk.weights.rope import stretched
 
 __all__ = ["read_gguf"]
 
@@ -36,7 +37,7 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[DecoderConfig, dict[str, 
     """The decoder's config, its state in `dtype`, and the tokenizer of a GGUF file.
 
     Raises WeightsError for a damaged file, ModelError for an architecture, a rope scaling or a tokenizer that is not supported, and
-    for tensors that are missing or left over.
+    for tensors that are missing or left over, or an embedding that has fewer rows than the tokenizer has tokens.
     """
     file = read_file(path)
     header = _Header(file)
@@ -44,7 +45,9 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[DecoderConfig, dict[str, 
     unknown = sorted(file.tensors.keys() - used(GGUF, config) - {_ROPE_DIVISORS})
     if unknown:
         raise ModelError(f"{path} holds a tensor {unknown[0]!r} that is not part of a {header.architecture} decoder")
-    return config, assemble(GGUF, config, _Source(header, config), dtype), tokenizer_of(file.metadata)
+    tokenizer = tokenizer_of(file.metadata)
+    tokenizer.fit(config.vocabulary, f"{path}: the tensor {GGUF.embedding!r}")
+    return config, assemble(GGUF, config, _Source(header, config), dtype), tokenizer
 
 
 class _Header:
@@ -117,7 +120,7 @@ def _scaling(header: _Header, head_dim: int) -> Scaling:
     if kind == "yarn" and factor > 0:
         # llama.cpp scales by the same logarithm, and by attn_factor on top of it.
         amplitude = (0.1 * math.log(max(factor, 1.0)) + 1.0) * fields.real("rope.scaling.attn_factor", 1.0)
-        return Yarn(factor, fields.whole("rope.scaling.original_context_length"), amplitude)
+        return Yarn(factor, stretched(fields, "rope.scaling.original_context_length"), amplitude)
     raise ModelError(f"{header.file.path}: rope scaling {kind!r} by {factor} is not supported")
 
 

@@ -6,7 +6,19 @@ from mmsdk.decoder.rope import Linear, Llama3, Scaling, Unscaled, Yarn
 from mmsdk.errors import ModelError
 from mmsdk.weights.fields import Fields
 
-__all__ = ["rope"]
+__all__ = ["rope", "stretched"]
+
+# No real context comes near; a longer one would only lead to numbers that are none.
+_LONGEST = 1 << 40
+_MOST_ROTATIONS = 1e6
+
+
+def stretched(fields: Fields, name: str, default: int | None = None) -> int:
+    """The context that a scaling stretches, in tokens. Raises ModelError where there is none, or none that can be."""
+    value = fields.whole(name, default)
+    if not 1 <= value <= _LONGEST:
+        raise fields.wrong(name, f"a number of tokens from 1 to {_LONGEST}")
+    return value
 
 
 def rope(fields: Fields, context: int) -> tuple[float, Scaling]:
@@ -27,9 +39,7 @@ def rope(fields: Fields, context: int) -> tuple[float, Scaling]:
     if kind == "linear":
         return theta, Linear(factor)
     reach = fields.whole("original_max_position_embeddings", fields.whole("max_position_embeddings", context))
-    original = group.whole("original_max_position_embeddings", reach)
-    if original < 1:
-        raise group.wrong("original_max_position_embeddings", "at least 1")
+    original = stretched(group, "original_max_position_embeddings", reach)
     if kind == "llama3":
         return theta, _llama3(group, factor, original)
     if kind == "yarn":
@@ -46,9 +56,11 @@ def _llama3(group: Fields, factor: float, original: int) -> Llama3:
 
 def _yarn(group: Fields, factor: float, original: int) -> Yarn:
     fast, slow = group.real("beta_fast", 32.0) or 32.0, group.real("beta_slow", 1.0) or 1.0
-    if fast <= 0 or slow <= 0:
-        raise group.wrong("beta_fast", "above 0, like beta_slow")
+    if not all(1 / _MOST_ROTATIONS <= rotations <= _MOST_ROTATIONS for rotations in (fast, slow)):
+        raise group.wrong("beta_fast", f"above 0 and up to {_MOST_ROTATIONS:.0f}, like beta_slow ({slow})")
     first, second = group.real("mscale", 0.0), group.real("mscale_all_dim", 0.0)
+    if min(first, second) < 0:
+        raise group.wrong("mscale", f"at least 0, like mscale_all_dim ({second})")
     amplitude = _grown(factor, first) / _grown(factor, second) if first and second else _grown(factor, 1.0)
     return Yarn(factor, original, group.real("attention_factor", amplitude), fast, slow, group.flag("truncate", default=True))
 

@@ -1,6 +1,8 @@
 """GGUF: values against the gguf package's own reader and dequantiser, models against transformers, and files that lie."""
 
+import contextlib
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,7 +181,8 @@ def test_smollm2_has_no_token_with_a_digit_beside_anything_else(mini_language: P
 def test_text_is_cut_as_transformers_cuts_it(cut: str, mini_language: Path, tmp_path: Path) -> None:
     metadata = {**read_file(mini_language).metadata, "tokenizer.ggml.pre": cut}
     raw = {"tokenizer_type": "gpt2", "pre_tokenizer_type": cut}
-    raw |= {name: metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "merges", "token_type")}
+    raw |= {name: metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "merges")}
+    raw["token_type"] = metadata["tokenizer.ggml.token_type"].tolist()
     backend: Backend = convert_gguf_tokenizer("llama", raw)[0]
     ours, theirs = tokenizer_of(metadata), TextTokenizer(backend)
     for text in [*CORPUS, "12345 and 3.14159,  2024-01-02 x²"]:
@@ -222,10 +225,78 @@ def test_damage_anywhere_in_the_header_is_an_error_of_ours_and_never_a_crash(tmp
         data[place : place + 8] = [b"\xff" * 8, rng.bytes(8), struct.pack("<Q", 2**62)][trial % 3]
         path.write_bytes(data)
         try:
-            read_gguf(path, torch.float32)
+            Decoder.of(*read_gguf(path, torch.float32)[:2])
         except (WeightsError, ModelError):
             refused += 1
     assert refused > 75  # some of the damage falls on words or numbers that nothing depends on
+
+
+SETTINGS = [
+    "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_no_number_in_a_setting_is_a_crash(setting: str, tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 2.0, "attn_factor": 1.0, "original_context_length": 64}
+    more = {f"qwen3.rope.scaling.{name}": value for name, value in scaling.items()}
+    path = written(tmp_path / "m.gguf", "qwen3", randomised("qwen3"), **more)
+    good, key = path.read_bytes(), f"qwen3.{setting}".encode()
+    place = good.index(struct.pack("<Q", len(key)) + key) + 8 + len(key) + 4
+    Decoder.of(*read_gguf(path, torch.float32)[:2])
+    # as whole numbers: none, few, odd, the limits; as floats: zero, the smallest, the largest, just above 1, infinite, no number, negative
+    for bits in (0, 1, 3, 1 << 24, (1 << 31) - 1, (1 << 32) - 1, 0x7F7FFFFF, 0x3F800001, 0x7F800000, 0xBF800000):
+        path.write_bytes(good[:place] + struct.pack("<I", bits) + good[place + 4 :])
+        with contextlib.suppress(WeightsError, ModelError):
+            Decoder.of(*read_gguf(path, torch.float32)[:2])
+
+
+def test_a_context_that_yarn_cannot_stretch_is_named(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 2.0, "original_context_length": 0}
+    more = {f"llama.rope.scaling.{name}": value for name, value in scaling.items()}
+    path = written(tmp_path / "m.gguf", "llama", randomised("llama"), **more)
+    with pytest.raises(ModelError, match=r"m\.gguf.*original_context_length is 0, it must be a number of tokens"):
+        read_gguf(path, torch.float32)
+
+
+def test_an_embedding_with_fewer_rows_than_there_are_tokens_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.gguf", "llama", LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": 259})))
+    with pytest.raises(ModelError, match=r"m\.gguf: the tensor 'token_embd\.weight' has 259 rows.*up to 259"):
+        read_gguf(path, torch.float32)
+
+
+def header_with(path: Path, kind: int, count: int, rest: int) -> Path:
+    """A file whose only setting is an array of `count` values of a type, then `rest` zero bytes that take no room on the disk."""
+    key = b"general.big"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key + struct.pack("<IIQ", 9, kind, count))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + rest)
+    return path
+
+
+def test_an_array_of_numbers_takes_no_memory(tmp_path: Path) -> None:
+    path = header_with(tmp_path / "m.gguf", 0, 1 << 26, 1 << 26)
+    tracemalloc.start()
+    try:
+        found = read_file(path).metadata["general.big"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, np.ndarray) and len(found) == 1 << 26 and peak < 1 << 20
+
+
+@pytest.mark.parametrize("kind", [9, 77])
+def test_an_array_of_arrays_is_refused_before_anything_is_made_of_it(tmp_path: Path, kind: int) -> None:
+    with pytest.raises(WeightsError, match="only numbers and texts"):
+        read_file(header_with(tmp_path / "m.gguf", kind, 1000, 12_000))
+
+
+@pytest.mark.parametrize(("kind", "count", "rest"), [(10, 1000, 7999), (8, 1000, 7999), (0, 2**63, 8), (8, 2**61, 8)])
+def test_an_array_longer_than_the_file_is_refused(tmp_path: Path, kind: int, count: int, rest: int) -> None:
+    with pytest.raises(WeightsError, match="announced"):
+        read_file(header_with(tmp_path / "m.gguf", kind, count, rest))
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"PK\x03\x04" + bytes(64), b"GGUF" + struct.pack("<IQQ", 3, 2**40, 2**40)])

@@ -1,6 +1,7 @@
 """Folders in the Hugging Face layout: shards, and checkpoints that are damaged, hostile or not for this decoder."""
 
 import json
+import math
 import pickle
 import struct
 from collections.abc import Callable
@@ -8,9 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
+from mmsdk.decoder.rope import Rope
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.models.text import load_decoder, read_config, read_decoder
 from mmsdk.weights.fields import Fields
@@ -143,6 +149,12 @@ def test_missing_extra_and_misshapen_tensors_are_named(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 1e-320}}, "beta_slow"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": -1.0}}, "mscale"),
         ({"rope_parameters": None, "rope_scaling": {"type": "unheard-of", "factor": 2.0}}, "unheard-of"),
     ],
 )
@@ -164,6 +176,33 @@ def test_earlier_checkpoints_state_rope_in_two_settings() -> None:
     config = Qwen2Config(**old)
     new = read_config(Fields("new", config.to_dict()))
     assert read_config(Fields("old", old)) == new and new.rope_theta == 5e5 and new.rope_scaling.factor == 2.0  # type: ignore[union-attr]
+
+
+NUMBERS = st.one_of(st.floats(), st.integers(-(2**70), 2**70), st.sampled_from([0, 1e-320, 1 + 1e-15, 1e299, 10**400, math.exp(10.0)]))
+SETTINGS = [
+    "factor", "rope_theta", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dim", "attention_factor",
+]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["default", "linear", "llama3", "yarn"]), st.fixed_dictionaries({}, optional=dict.fromkeys(SETTINGS, NUMBERS)))
+def test_no_number_in_a_rope_setting_is_a_crash(kind: str, chosen: dict[str, float]) -> None:
+    group = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **chosen}
+    fields = Fields("config", {**SIZES, "model_type": "llama", "rope_parameters": group})
+    try:
+        config = read_config(fields)
+    except ModelError:
+        return
+    Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+
+
+def test_an_embedding_with_fewer_rows_than_there_are_ids_is_refused(folder: Path) -> None:
+    Backend(models.WordLevel({"a": 0, "b": 32}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    with pytest.raises(ModelError, match=r"the tensor 'model\.embed_tokens\.weight' has 32 rows.*up to 32"):
+        load_decoder(folder, torch.float32)
+    Backend(models.WordLevel({"a": 0, "b": 31}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    load_decoder(folder, torch.float32)
 
 
 def test_a_tokenizer_that_is_missing_or_damaged_is_named(folder: Path) -> None:

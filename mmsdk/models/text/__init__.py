@@ -40,7 +40,9 @@ def load_decoder(path: Path, dtype: torch.dtype) -> tuple[Decoder, TextTokenizer
     Raises WeightsError for files that are missing or damaged, ModelError for a model that cannot be run.
     """
     if path.is_dir():
-        return read_decoder(path, dtype), read_tokenizer(path)
+        decoder, tokenizer = read_decoder(path, dtype), read_tokenizer(path)
+        tokenizer.fit(decoder.config.vocabulary, f"{path}: the tensor {HUGGINGFACE.embedding!r}")
+        return decoder, tokenizer
     config, state, tokenizer = read_gguf(path, dtype)
     return Decoder.of(config, state), tokenizer
 
