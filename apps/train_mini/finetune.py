@@ -20,11 +20,11 @@ from mmsdk.apps.train_mini.features import Sample, Shard, cells_of
 from mmsdk.apps.train_mini.questions import QA
 from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.models.mini.projector import Projector, place_features
+from mmsdk.models.mini.words import BOS, EOS, asked
 from mmsdk.models.types import Tokenizer
 
 __all__ = ["Adapters", "Batch", "Recipe", "forward", "pack"]
 
-START, END = 1, 2
 _CAPTION_WEIGHT = 0.3
 _AIMED, _ON_THINGS = 0.75, 0.6
 
@@ -157,12 +157,12 @@ class Batch:
 
 
 def _pair(qa: QA, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> tuple[list[int], list[int]]:
-    """Ids of the question part and of the answer part, ended by END."""
-    question, answer = f"Question: {qa.question}\nAnswer:", f" {qa.answer}"
+    """Ids of the question part and of the answer part, ended by EOS."""
+    question, answer = asked(qa.question), f" {qa.answer}"
     for text in (question, answer):
         if text not in cache:
             cache[text] = tokenizer.encode(text)
-    return cache[question], [*cache[answer], END]
+    return cache[question], [*cache[answer], EOS]
 
 
 def _enough(sample: Sample, rng: np.random.Generator) -> list[QA]:
@@ -205,7 +205,7 @@ def pack(
 
     `seen` shows the tokens of other samples instead, as a control.
     """
-    ids = torch.full((len(rows), length), END)
+    ids = torch.full((len(rows), length), EOS)
     positions = torch.zeros(len(rows), length, dtype=torch.long)
     segment = torch.full((len(rows), length), -1)
     visual: list[Tensor] = []
@@ -223,7 +223,7 @@ def pack(
         features.append(tokens.features)
         places.append(place_features(tokens))
         visual.append(torch.arange(1, k + 1) + r * length)
-        ids[r, 0] = START
+        ids[r, 0] = BOS
         positions[r, : k + 1] = torch.arange(k + 1)
         segment[r, : k + 1] = 0
         at, part = k + 1, 0

@@ -41,6 +41,10 @@ def test_updates_are_added_to_the_matrix_they_name(tmp_path: Path) -> None:
         ({"lora.0.qkv.a": torch.ones(3, 8)}, "needs a"),
         ({"lora.0.qkv.a": torch.ones(3, 8), "lora.0.qkv.b": torch.ones(12, 2)}, "needs a"),
         ({"lora.0.k.a": torch.ones(3, 8)}, "neither"),
+        ({"lora.0.qkv.a": torch.ones(3), "lora.0.qkv.b": torch.ones(12, 3)}, r"lora\.0\.qkv needs a"),
+        ({"lora.0.qkv.a": torch.ones(3, 8), "lora.0.qkv.b": torch.ones(3)}, r"lora\.0\.qkv needs a"),
+        ({"lora.0.qkv.a": torch.ones(3, 8), "lora.0.qkv.b": torch.ones(1, 12, 3)}, r"lora\.0\.qkv needs a"),
+        ({"lora.0.qkv.a": torch.tensor(1.0), "lora.0.qkv.b": torch.tensor(1.0)}, r"lora\.0\.qkv needs a"),
     ],
 )
 def test_damaged_adapters_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], hint: str) -> None:
@@ -51,8 +55,14 @@ def test_damaged_adapters_are_refused(tmp_path: Path, tensors: dict[str, torch.T
 @pytest.mark.parametrize(("layer", "shape"), [(5, (12, 3)), (0, (11, 3))])
 def test_adapters_of_another_model_are_refused(tmp_path: Path, layer: int, shape: tuple[int, int]) -> None:
     tensors = {f"lora.{layer}.qkv.a": torch.ones(3, 8), f"lora.{layer}.qkv.b": torch.ones(shape)}
-    with pytest.raises(ModelError, match="layer"):
+    with pytest.raises(ModelError, match=rf"adapter\.safetensors: lora\.{layer}\.qkv changes"):
         merge(layers_of(2), read_adapter(write(tmp_path / "adapter.safetensors", tensors)))
+
+
+def test_an_update_too_large_to_be_multiplied_is_refused_by_its_shape(tmp_path: Path) -> None:
+    tensors = {"lora.0.qkv.a": torch.ones(1, 2_000_000), "lora.0.qkv.b": torch.ones(2_000_000, 1)}
+    with pytest.raises(ModelError, match=r"a matrix of \(2000000, 2000000\)"):
+        merge(layers_of(1), read_adapter(write(tmp_path / "adapter.safetensors", tensors)))
 
 
 def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:

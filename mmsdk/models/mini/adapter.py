@@ -33,8 +33,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The projector's state, the updates by (layer, matrix), and the encoder's further layers that the projector reads."""
+    """The projector's state, the updates by (layer, matrix), and the encoder's further layers that the projector reads, from a file."""
 
+    path: Path
     projector: Mapping[str, Tensor]
     updates: Mapping[tuple[int, str], Update]
     middle: tuple[int, ...] = ()
@@ -55,7 +56,7 @@ def read_adapter(path: Path) -> Adapter:
         if found is None:
             raise ModelError(f"{path} holds a tensor {name!r} that is neither of the projector nor of a LoRA update")
         halves.setdefault((int(found[1]), found[2]), {})[found[3]] = tensors[name]
-    return Adapter(projector, {place: _update(path, place, pair) for place, pair in halves.items()}, middle)
+    return Adapter(path, projector, {place: _update(path, place, pair) for place, pair in halves.items()}, middle)
 
 
 def merge(layers: nn.ModuleList, adapter: Adapter) -> None:
@@ -65,17 +66,19 @@ def merge(layers: nn.ModuleList, adapter: Adapter) -> None:
     """
     for (layer, matrix), update in adapter.updates.items():
         if layer >= len(layers):
-            raise ModelError(f"the adapter changes layer {layer}, the language model has {len(layers)}")
+            raise ModelError(f"{adapter.path}: lora.{layer}.{matrix} changes layer {layer}, the language model has {len(layers)}")
         (weight,) = (w for name, w in layers[layer].named_parameters() if name.split(".")[-2:] == [matrix, "weight"])
-        change = update.b.float() @ update.a.float()
-        if change.shape != weight.shape:
-            raise ModelError(f"the adapter's update of layer {layer} {matrix} is {tuple(change.shape)}, the matrix {tuple(weight.shape)}")
+        # Before they are multiplied: two thin matrices of a bad file can make one larger than the memory.
+        change = (len(update.b), update.a.shape[1])
+        if change != weight.shape:
+            raise ModelError(f"{adapter.path}: lora.{layer}.{matrix} changes a matrix of {change}, the model's is {tuple(weight.shape)}")
         with torch.no_grad():
-            weight.copy_(weight.float() + change)
+            weight.copy_(weight.float() + update.b.float() @ update.a.float())
 
 
 def _update(path: Path, place: tuple[int, str], pair: Mapping[str, Tensor]) -> Update:
-    if pair.keys() != {"a", "b"} or pair["a"].shape[0] != pair["b"].shape[1]:
+    matrices = pair.keys() == {"a", "b"} and all(tensor.ndim == 2 for tensor in pair.values())
+    if not matrices or pair["a"].shape[0] != pair["b"].shape[1]:
         shapes = {half: tuple(tensor.shape) for half, tensor in pair.items()}
-        raise ModelError(f"{path}: the update of layer {place[0]} {place[1]} needs a (r, in) and b (out, r), it has {shapes}")
+        raise ModelError(f"{path}: lora.{place[0]}.{place[1]} needs a (r, in) and b (out, r), it has {shapes}")
     return Update(pair["a"].float(), pair["b"].float())

@@ -1,10 +1,10 @@
 """mini put together: sight by DINOv2-small, a trained projector, words by SmolLM2-135M with a trained update merged in.
 
-The prompt is the begin token, the embeddings of every picture and clip one after another, then the question as ordinary text:
-"Question: ...", a new line, "Answer:". Positions count what is really there, also after compression.
+The prompt is the begin token, the embeddings of every picture and clip one after another, then the question as ordinary text, in the
+words of `asked`. Positions count what is really there, also after compression.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,22 +14,21 @@ from torch import Tensor
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
-from mmsdk.models.mini.adapter import merge, read_adapter
+from mmsdk.models.mini.adapter import Adapter, merge, read_adapter
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.models.mini.words import ADAPTER, BOS, EOS, MARKERS, asked
 from mmsdk.models.types import Tokenizer
 from mmsdk.prompt import Ids, Layout, Prompt, Slot
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.vit import ViT
 from mmsdk.vision.weights import vit_from_onnx
 from mmsdk.weights.bundle import Bundle, bundle, pull
 from mmsdk.weights.gguf import read_gguf
 
-__all__ = ["ADAPTER", "Mini", "load", "load_parts"]
-
-ADAPTER = "mini_adapter.safetensors"
-BOS, EOS = 1, 2  # <|im_start|> and <|im_end|>, as training used them
+__all__ = ["Mini", "load", "load_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Mini:
     def layout(self, prompt: Prompt) -> Layout:
         """Begin token, sight, then the question."""
         slots = [Slot(i) for i in range(len(prompt.media))]
-        words = self.tokenizer.encode(f"Question: {prompt.text}\nAnswer:")
+        words = self.tokenizer.encode(asked(prompt.text))
         return Layout((Ids((BOS,)), *slots, Ids(tuple(words))), media=len(slots))
 
 
@@ -72,25 +71,41 @@ def load_parts(parts: Bundle, dtype: torch.dtype, device: torch.device, name: st
     config, state, tokenizer = read_gguf(parts.language, torch.float32)
     decoder = Decoder.of(config, state)
     merge(decoder.layers, adapter)
-    for marker, expected in (("<|im_start|>", BOS), ("<|im_end|>", EOS)):
+    for marker, expected in MARKERS.items():
         if tokenizer.special(marker) != expected:
             raise ModelError(f"{parts.language}: {marker} is token {tokenizer.special(marker)}, mini was trained with {expected}")
+    backbone = _backbone(vit_from_onnx(parts.encoder).to(device, dtype), adapter)
     return Mini(
         name=name,
-        encoder=Encoder(Dinov2(vit_from_onnx(parts.encoder).to(device, dtype), adapter.middle), Preprocess()),
-        projector=_projector(adapter.projector, parts.adapter).to(device, dtype),
+        encoder=Encoder(backbone, Preprocess()),
+        projector=_projector(adapter, backbone.width, config.width).to(device, dtype),
         decoder=decoder.to(device, dtype),
         tokenizer=tokenizer,
         context=config.context,
     )
 
 
-def _projector(state: Mapping[str, Tensor], path: Path) -> Projector:
-    """The projector of the widths that its tensors have."""
-    try:
-        hidden, inputs = state["up.weight"].shape
-        projector = Projector(ProjectorConfig(inputs - Projector.places, hidden, len(state["down.weight"])))
-        projector.load_state_dict(state)
-    except (KeyError, RuntimeError) as error:
-        raise ModelError(f"{path} does not hold mini's projector: {error}") from error
+def _backbone(vit: ViT, adapter: Adapter) -> Dinov2:
+    """The encoder as the projector reads it, with the layers that the adapter names beside the last one."""
+    for layer in adapter.middle:
+        if not 0 <= layer < vit.config.layers:
+            raise ModelError(f"{adapter.path}: its projector reads layer {layer} of the encoder, which has {vit.config.layers}")
+    return Dinov2(vit, adapter.middle)
+
+
+def _projector(adapter: Adapter, vision: int, language: int) -> Projector:
+    """The projector from features `vision` wide to embeddings `language` wide, as wide inside as its tensors say."""
+    bias = adapter.projector.get("up.bias")
+    with torch.device("meta"):
+        projector = Projector(ProjectorConfig(vision, max(1, bias.numel() if bias is not None else 1), language))
+    wanted = projector.state_dict()
+    for name in sorted(wanted.keys() ^ adapter.projector.keys()):
+        raise ModelError(f"{adapter.path}: projector.{name} is {'missing' if name in wanted else 'no tensor of the projector'}")
+    for name, tensor in adapter.projector.items():
+        if tensor.shape != wanted[name].shape:
+            raise ModelError(
+                f"{adapter.path}: projector.{name} is {tuple(tensor.shape)}, it must be {tuple(wanted[name].shape)} to join features "
+                f"{vision} wide to embeddings {language} wide"
+            )
+    projector.load_state_dict({name: tensor.float() for name, tensor in adapter.projector.items()}, assign=True)
     return projector.eval().requires_grad_(False)
