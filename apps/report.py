@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from mmsdk import __version__
 
-__all__ = ["ROOT", "hardware", "versions"]
+__all__ = ["ROOT", "commit", "hardware", "versions"]
 
 # The folder that holds apps/, benchmarks/ and the rest where mmsdk runs from a source tree.
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +36,19 @@ def hardware() -> dict[str, str | int | float]:
 def versions() -> dict[str, str]:
     """Versions of Python, of mmsdk (and its commit, in a clone) and of what it computes with."""
     found = {name: metadata.version(name) for name in LIBRARIES}
-    return {"python": platform.python_version(), "mmsdk": __version__, "commit": _commit(), **found}
+    return {"python": platform.python_version(), "mmsdk": __version__, "commit": commit(ROOT), **found}
+
+
+def commit(root: Path) -> str:
+    """The commit of a clone, and "-dirty" behind it where any file differs from it or is new; "" where there is no clone or no git.
+
+    Results under benchmarks/results do not count: one of them is being written while the bench asks.
+    """
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return ""
+    head = _git(root, "rev-parse", "--short=12", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    return f"{head}-dirty" if head and changed else head
 
 
 def _cpu_name() -> str:
@@ -49,8 +62,6 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
 
 
-def _commit() -> str:
-    if not (ROOT / ".git").exists():
-        return ""
-    asked = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+def _git(root: Path, *words: str) -> str:
+    asked = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
     return asked.stdout.strip()

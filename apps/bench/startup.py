@@ -22,11 +22,11 @@ class Startup:
     model: str = "mini"
 
     def __call__(self) -> list[dict[str, Cell]]:
-        """Rows {what, seconds}."""
+        """Rows {what, seconds, dtype, tokens}: the number format of the weights, and how many tokens were generated, or none."""
         return [
-            {"what": "import mmsdk", "seconds": self._process("import mmsdk") - self._process("pass")},
-            {"what": "mmsdk --help", "seconds": self._help([])},
-            {"what": "mmsdk ask --help", "seconds": self._help(["ask"])},
+            _row("import mmsdk", self._process("import mmsdk") - self._process("pass")),
+            _row("mmsdk --help", self._help([])),
+            _row("mmsdk ask --help", self._help(["ask"])),
             *self._answers(),
         ]
 
@@ -40,17 +40,22 @@ class Startup:
         started = time.perf_counter()
         pipe = pipeline("image-text-to-text", model=self.model)
         loaded = time.perf_counter() - started
+        dtype = str(pipe.vlm.decoder.embedding.weight.dtype).removeprefix("torch.")
         picture = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
         times = []
         for _ in range(self.repeats + 1):
             started = time.perf_counter()
-            pipe(picture, "What is in the picture?", max_tokens=8)
+            answer = pipe(picture, "What is in the picture?", max_tokens=8)
             times.append(time.perf_counter() - started)
         return [
-            {"what": f"load {self.model}", "seconds": loaded},
-            {"what": "first answer, 224 px image, at most 8 tokens", "seconds": times[0]},
-            {"what": "warm answer, 224 px image, at most 8 tokens", "seconds": statistics.median(times[1:])},
+            _row(f"load {self.model}", loaded, dtype),
+            _row("first answer, 224 px image, at most 8 tokens", times[0], dtype, answer.tokens.generated),
+            _row("warm answer, 224 px image, at most 8 tokens", statistics.median(times[1:]), dtype, answer.tokens.generated),
         ]
+
+
+def _row(what: str, seconds: float, dtype: str | None = None, tokens: int | None = None) -> dict[str, Cell]:
+    return {"what": what, "seconds": seconds, "dtype": dtype, "tokens": tokens}
 
 
 def _seconds(command: list[str]) -> float:
