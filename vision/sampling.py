@@ -26,8 +26,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.frames is None and self.fps is None:
             raise InputError("give one of the two: Sampling(frames=8) or Sampling(fps=2.0)", item="sampling")
-        if self.frames is not None and self.frames < 1:
-            raise InputError(f"frames is {self.frames}, expected at least 1", item="sampling")
+        if self.frames is not None and (self.frames < 1 or self.frames != int(self.frames)):
+            raise InputError(f"frames is {self.frames}, expected a whole number of at least 1", item="sampling")
         if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):
             raise InputError(f"fps is {self.fps}, expected a number above 0", item="sampling")
 

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import PIL.features
 import PIL.Image
 import PIL.ImageFile
 import pytest
@@ -77,7 +78,7 @@ def test_in_02_png_and_webp_tell_an_orientation_too(kind: str, turned: int) -> N
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x63\0\0"]
 )
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_in_02_damaged_or_unknown_exif_counts_as_upright(kind: str, exif: bytes) -> None:
     file = io.BytesIO()
     PIL.Image.fromarray(corners()).save(file, kind, exif=exif)
@@ -142,13 +143,16 @@ def test_in_10_corrupt_bytes_name_their_place_and_leave_the_others_alone() -> No
     assert isinstance(second, InputError) and second.index == 1 and "not a picture or a clip" in str(second)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_in_11_a_truncated_file_is_an_error_and_no_grey(kind: str) -> None:
+@pytest.mark.parametrize("tolerant", [False, True])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_in_11_a_truncated_file_is_an_error_and_no_grey(kind: str, tolerant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = PIL.Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     data = written(noisy, kind)
+    # another library of the same process may have asked PIL to paint what is missing
+    monkeypatch.setattr(PIL.ImageFile, "LOAD_TRUNCATED_IMAGES", tolerant)
     with pytest.raises(InputError, match="truncated"):
         load(data[: len(data) * 6 // 10])
-    assert PIL.ImageFile.LOAD_TRUNCATED_IMAGES is False and PIL.Image.MAX_IMAGE_PIXELS == 89478485
+    assert PIL.ImageFile.LOAD_TRUNCATED_IMAGES is tolerant and PIL.Image.MAX_IMAGE_PIXELS == 89478485
 
 
 def test_in_12_every_way_in_gives_the_same_pixels(tmp_path: Path) -> None:
@@ -183,6 +187,16 @@ def test_in_13_data_uris_as_they_are_written_in_the_wild() -> None:
             load(bad)
 
 
+def test_in_13_file_addresses_are_read_only_where_they_are_permitted(tmp_path: Path) -> None:
+    path = tmp_path / "a picture é.png"
+    path.write_bytes(written(PIL.Image.fromarray(corners()), "PNG"))
+    with pytest.raises(InputError, match=r"Access\(files=True\)"):
+        load(path.as_uri())
+    assert (hwc(load(path.as_uri(), access=Access(files=True))) == corners()).all()
+    with pytest.raises(InputError, match="another machine"):
+        load("file://elsewhere/a.png", access=Access(files=True))
+
+
 def png_header(width: int, height: int) -> bytes:
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -197,6 +211,9 @@ def test_in_14_a_decompression_bomb_is_refused_from_its_header() -> None:
     with pytest.raises(InputError, match="40x24"):
         load(written(PIL.Image.fromarray(corners()), "PNG"), limits=Limits(pixels=959))
     assert load(corners(), limits=Limits(pixels=960)).size == (24, 40)
+    for pixels in (corners(), corners().transpose(2, 0, 1), torch.from_numpy(corners()), PIL.Image.fromarray(corners())):
+        with pytest.raises(InputError, match="40x24"):
+            load(pixels, limits=Limits(pixels=959))
 
 
 def test_in_15_too_many_frames_stop_at_the_limit() -> None:
@@ -205,6 +222,28 @@ def test_in_15_too_many_frames_stop_at_the_limit() -> None:
     clip = load_video(gif(10), sampling=Sampling(frames=5))
     assert clip.frames.shape == (5, 3, 8, 8)
     torch.testing.assert_close(clip.times, torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9]))
+
+
+def test_in_15_what_is_drawn_for_an_animation_is_bounded() -> None:
+    with pytest.raises(InputError, match=r"more than 20 frames \(Limits.drawn_frames\)"):
+        load_video(gif(30), limits=Limits(drawn_frames=20))
+    with pytest.raises(InputError, match=r"more than 1,900 pixels together \(Limits.drawn_pixels\)"):
+        load_video(gif(30), limits=Limits(drawn_pixels=1900))
+    assert len(load_video(gif(30), limits=Limits(drawn_frames=30, drawn_pixels=1920)).frames) == 8
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "AVIF"])
+def test_frames_of_an_animation_begin_when_their_file_says(kind: str) -> None:
+    if kind == "AVIF" and not PIL.features.check("avif"):
+        pytest.skip("this Pillow comes without AVIF")
+    pictures = [PIL.Image.new("RGB", (16, 16), (level, 0, 0)) for level in (0, 120, 240)]
+    file = io.BytesIO()
+    pictures[0].save(file, kind, save_all=True, append_images=pictures[1:], duration=[100, 300, 200], loop=0)
+    video = load_video(file, sampling=Sampling(frames=3))
+    torch.testing.assert_close(video.times, torch.tensor([0.0, 0.1, 0.4]))
+    assert (video.frames.float().mean(dim=(2, 3))[:, 0] - torch.tensor([0.0, 120, 240])).abs().max() < 4
+    # what is shown at 0, 0.2 and 0.4 s
+    assert load_video(file, sampling=Sampling(fps=5.0)).times.tolist() == pytest.approx([0.0, 0.1, 0.4])
 
 
 def test_in_16_the_web_is_closed_by_default_and_private_addresses_are_refused() -> None:

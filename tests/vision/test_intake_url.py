@@ -1,10 +1,15 @@
 """Addresses on the web, against a real server on this machine: what is fetched, what is refused, and where connections go."""
 
 import io
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -68,15 +73,43 @@ class Site(BaseHTTPRequestHandler):
         self.server.seen.append(self.headers["Host"])  # type: ignore[attr-defined]
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+@contextmanager
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
         server.seen = []  # type: ignore[attr-defined]
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_port
+        yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[ThreadingHTTPServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def port(site: ThreadingHTTPServer) -> int:
+    return site.server_port
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """The same site by https, as a.example, and the certificate that vouches for it."""
+    if not shutil.which("openssl"):
+        pytest.skip("makes a certificate with openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    make = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=a.example -addext subjectAltName=DNS:a.example -keyout {key} -out"
+    subprocess.run([*make.split(), str(certificate)], capture_output=True, check=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with serving(tls) as server:
+        yield server.server_port, certificate
 
 
 def local(port: int, redirects: int = 0, seconds: float = 10.0) -> Access:
@@ -131,6 +164,58 @@ def test_in_16_a_redirect_to_a_private_address_is_refused(port: int) -> None:
         fetch(start, local(port), LIMITS)
     with pytest.raises(InputError, match=r"169\.254\.169\.254, which is not public"):
         fetch(start, local(port, redirects=3), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("hop", "told"),
+    [
+        ("http://c.example/x", "10.0.0.1, which is not public"),
+        ("http://d.example/x", "d.example:80 is not among the hosts"),
+        ("http://b.example:22/x", "b.example:22 is not among the hosts"),
+        ("http://10.0.0.1/x", "10.0.0.1, which is not public"),
+        ("//c.example/x", "10.0.0.1, which is not public"),
+    ],
+)
+def test_in_16_every_hop_is_checked_as_the_first_is(site: ThreadingHTTPServer, hop: str, told: str) -> None:
+    """Two hops that are allowed, then one that is not: by its network, its host, its port; nothing is asked of it."""
+    here = site.server_port
+    known = {"a.example": "127.0.0.1", "b.example": "127.0.0.1", "c.example": "10.0.0.1", "d.example": "127.0.0.1"}
+    asked: list[str] = []
+
+    def resolver(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return [known.get(host, host)]
+
+    hosts = (f"a.example:{here}", f"b.example:{here}", "b.example", "c.example", "10.0.0.1")
+    access = Access(hosts=hosts, networks=HERE, redirects=5)
+    start = f"http://a.example:{here}/to?http://b.example:{here}/to?{hop}"
+    site.seen.clear()  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=told):
+        fetch(start, access, LIMITS, resolver)
+    assert site.seen == [f"a.example:{here}", f"b.example:{here}"]  # type: ignore[attr-defined]
+    assert asked[:2] == ["a.example", "b.example"] and len(asked) <= 3
+
+
+@pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "0177.0.0.1", "localhost.", "[::1]", "[::ffff:7f00:1]", "0"])
+def test_in_16_other_spellings_of_this_machine_are_refused(host: str) -> None:
+    with pytest.raises(InputError, match=r"not public|not known|not among"):
+        load(f"http://{host}/a.png", access=Access(hosts=("*",)))
+
+
+def test_in_16_https_is_checked_by_name_and_never_left_for_http(
+    secure: tuple[int, Path], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, certificate = secure
+    here = at("127.0.0.1")
+    with pytest.raises(InputError, match="cannot be fetched.*certificate"):
+        fetch(f"https://a.example:{tls}/png", local(tls), LIMITS, here)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert fetch(f"https://a.example:{tls}/png", local(tls), LIMITS, here) == png()
+    assert fetch(f"https://a.example:{tls}/to?/png", local(tls, redirects=1), LIMITS, here) == png()
+    with pytest.raises(InputError, match="cannot be fetched.*certificate"):
+        fetch(f"https://b.example:{tls}/png", local(tls), LIMITS, here)
+    with pytest.raises(InputError, match="redirects from https to an address that is not https"):
+        fetch(f"https://a.example:{tls}/to?http://a.example:{port}/png", local(tls, redirects=3), LIMITS, here)
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1:70/x", "http://user:word@127.0.0.1/"])

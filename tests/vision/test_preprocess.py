@@ -61,12 +61,13 @@ def test_exact_size_is_not_resampled() -> None:
     assert torch.equal((fit(pixels) * 255).round().to(torch.uint8), pixels)
 
 
-def test_in_08_images_smaller_than_a_patch_have_a_patch_per_side() -> None:
+@pytest.mark.parametrize("patch", [14, 28])
+def test_in_08_images_smaller_than_a_patch_have_a_patch_per_side(patch: int) -> None:
     for size in ((1, 1), (1, 40), (13, 13), (26, 28), (332, 27), (2, 1)):
-        rows, columns = Preprocess().grid(size)
+        rows, columns = Preprocess(patch=patch).grid(size)
         assert rows >= 1 and columns >= 1 and rows * columns <= 256
-        fitted = Preprocess()(torch.full((3, *size), 128, dtype=torch.uint8))
-        assert fitted.shape == (3, rows * 14, columns * 14)
+        fitted = Preprocess(patch=patch)(torch.full((3, *size), 128, dtype=torch.uint8))
+        assert fitted.shape == (3, rows * patch, columns * patch)
         assert fitted.isfinite().all() and (fitted.amax((1, 2)) - fitted.amin((1, 2))).max() < 1e-4
 
 

@@ -2,7 +2,7 @@
 
 from mmsdk.vision.intake.access import Access
 from mmsdk.vision.intake.limits import Limits
-from mmsdk.vision.intake.load import Frames, Source, load, load_all, load_image, load_video
+from mmsdk.vision.intake.load import Frames, Source, check, load, load_all, load_image, load_video
 from mmsdk.vision.sampling import Sampling
 
-__all__ = ["Access", "Frames", "Limits", "Sampling", "Source", "load", "load_all", "load_image", "load_video"]
+__all__ = ["Access", "Frames", "Limits", "Sampling", "Source", "check", "load", "load_all", "load_image", "load_video"]

@@ -15,12 +15,14 @@ __all__ = ["decode_animation"]
 
 # What browsers show a frame for that asks for no time at all.
 SHORTEST = 0.1
+# PIL tells how long a frame of these is shown only when it is decoded.
+TIMED_LATE = {"AVIF", "WEBP"}
 
 
 def decode_animation(source: Encoded, sampling: Sampling, limits: Limits, background: Colour) -> Video:
     """Sample an animation: one walk for the times, a second for the chosen frames. A still picture is a clip of one frame.
 
-    Raises InputError for a damaged file, for more frames than `limits.frames`, and for too many pixels together.
+    Raises InputError for a damaged file, and for more frames or pixels than `limits` allow to be drawn.
     """
     with picture_in(source, limits) as picture:
         starts, length = _starts(picture, limits, source.item)
@@ -42,17 +44,28 @@ def decode_animation(source: Encoded, sampling: Sampling, limits: Limits, backgr
 def _starts(picture: PIL.Image.Image, limits: Limits, item: str) -> tuple[list[float], float]:
     """The second at which each frame begins, and the length of all."""
     starts: list[float] = []
-    clock = 0.0
-    while True:
-        try:
-            picture.seek(len(starts))
-        except EOFError:
-            break
-        except (OSError, SyntaxError, ValueError, IndexError) as error:
-            raise InputError(f"the animation is truncated or corrupt at frame {len(starts)} ({error})", item=item) from error
+    clock, drawn = 0.0, 0
+    while _reached(picture, len(starts), limits, item):
         starts.append(clock)
-        limits.check_frames(len(starts), item)
+        drawn += picture.height * picture.width
+        limits.check_drawn(len(starts), drawn, item)
         duration = picture.info.get("duration", 0)
         clock += float(duration) / 1000 if isinstance(duration, int | float) and duration > 0 else SHORTEST
     picture.seek(0)
     return starts, clock
+
+
+def _reached(picture: PIL.Image.Image, index: int, limits: Limits, item: str) -> bool:
+    """Go to a frame, so that the picture tells how long it is shown; False past the last one."""
+    try:
+        picture.seek(index)
+    except EOFError:
+        return False
+    except (OSError, SyntaxError, IndexError) as error:
+        raise InputError(f"the animation is truncated or corrupt at frame {index} ({error})", item=item) from error
+    # a frame may reach beyond the picture, which then grows
+    limits.check_size(picture.height, picture.width, item)
+    if picture.format in TIMED_LATE:
+        with named_failures(item):
+            picture.load()
+    return True

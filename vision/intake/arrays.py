@@ -10,6 +10,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.vision.intake.limits import Limits
 
 __all__ = ["Array", "Colour", "array_of", "eight_bit", "over", "picture_of", "shrinking", "shrunk", "to_pixels"]
 
@@ -20,24 +21,35 @@ CHANNELS = (1, 3, 4)
 
 
 def array_of(source: "Array | Tensor") -> Array:
-    """A view of the source's numbers as numpy; a tensor comes to the CPU, and bfloat16, which numpy lacks, becomes float32."""
-    if isinstance(source, Tensor):
-        tensor = source.detach().cpu()
-        view: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-        return view
-    return source
+    """A view of the source's numbers as numpy; a tensor comes to the CPU, and floats that numpy lacks (bfloat16, float8) become float32.
+
+    Raises InputError for a tensor without numbers of its own: sparse, quantised, or on the meta device.
+    """
+    if not isinstance(source, Tensor):
+        # a plain array, because a matrix or a masked array has rules of its own
+        return np.asarray(source)
+    if source.layout != torch.strided or source.is_quantized or source.is_meta:
+        told = f"a {source.layout} tensor of {source.dtype} on {source.device}"
+        raise InputError(f"{told} holds no plain numbers; make it dense", item="tensor")
+    tensor = source.detach().cpu().resolve_conj().resolve_neg()
+    lacking = tensor.is_floating_point() and tensor.dtype not in {torch.float16, torch.float32, torch.float64}
+    view: Array = (tensor.float() if lacking else tensor).numpy()
+    return view
 
 
-def picture_of(array: Array, background: Colour, item: str, channels_first: bool) -> UInt8[Tensor, "3 h w"]:
+def picture_of(array: Array, background: Colour, limits: Limits, item: str, channels_first: bool) -> UInt8[Tensor, "3 h w"]:
     """One picture from h w, h w c or c h w, with c 1 (grey), 3 or 4 (alpha, laid over `background`).
 
     `channels_first` decides where both ends could be channels, as in 3x40x3. uint8 stands for itself, uint16 is scaled, bool is black and
     white, floats lie in [0, 1], other whole numbers in 0..255. The source is never changed nor shared.
     """
+    if array.ndim == 1:
+        raise InputError(f"an array of shape {array.shape} is no picture; for an encoded file, pass array.tobytes()", item=item)
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise InputError(f"an array of shape {array.shape} is no picture; expected h w, h w c or c h w, c 1, 3 or 4", item=item)
-    pixels = eight_bit(array, item)
-    return to_pixels(over(pixels[..., None] if pixels.ndim == 2 else _channels_last(pixels, item, channels_first), background))
+    pixels = array[..., None] if array.ndim == 2 else _channels_last(array, item, channels_first)
+    limits.check_size(pixels.shape[0], pixels.shape[1], item)
+    return to_pixels(over(eight_bit(pixels, item), background))
 
 
 def eight_bit(array: Array, item: str) -> npt.NDArray[np.uint8]:
@@ -45,7 +57,8 @@ def eight_bit(array: Array, item: str) -> npt.NDArray[np.uint8]:
     kind = array.dtype.kind
     if array.dtype == np.uint8:
         return array
-    if array.dtype == np.uint16:
+    # in either order of bytes
+    if kind == "u" and array.dtype.itemsize == 2:
         return ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
     if kind == "b":
         return array.astype(np.uint8) * np.uint8(255)
@@ -55,10 +68,17 @@ def eight_bit(array: Array, item: str) -> npt.NDArray[np.uint8]:
     # resizing overshoots by a rounding error; NaN fails this comparison, as it should
     slack = 1e-3 if kind == "f" else 0.0
     if not (low >= -slack and high <= top + slack):
-        fix = "divide by 255 or convert to uint8" if kind == "f" else "convert to uint8 or uint16"
-        raise InputError(f"{array.dtype} values lie in [{low:g}, {high:g}], expected [0, {top:g}]; {fix}", item=item)
+        raise InputError(f"{array.dtype} values lie in [{low:g}, {high:g}], expected [0, {top:g}]; {_fix(kind, low, high)}", item=item)
     scaled = np.rint(array.astype(np.float32).clip(0, 1) * 255) if kind == "f" else array
     return scaled.astype(np.uint8)
+
+
+def _fix(kind: str, low: float, high: float) -> str:
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return "there are values in it that are no finite numbers: replace them, as np.nan_to_num does"
+    if low < 0:
+        return "there are values below 0 in it: undo what normalised or shifted them"
+    return "divide by 255 or convert to uint8" if kind == "f" else "convert to uint8 or uint16"
 
 
 def over(pixels: npt.NDArray[np.uint8], background: Colour) -> npt.NDArray[np.uint8]:
@@ -67,6 +87,8 @@ def over(pixels: npt.NDArray[np.uint8], background: Colour) -> npt.NDArray[np.ui
         return pixels.repeat(3, axis=-1)
     if pixels.shape[-1] == 3:
         return pixels
+    if len(background) != 3 or not all(0 <= channel <= 255 for channel in background):
+        raise InputError(f"{background} is no colour; expected three numbers from 0 to 255", item="background")
     # 255 * 255 + 127 still fits 16 bits
     alpha = pixels[..., 3:].astype(np.uint16)
     blend = pixels[..., :3] * alpha + np.asarray(background, np.uint16) * (255 - alpha)
@@ -92,7 +114,7 @@ def shrinking(scale: float) -> tuple[str, ...]:
     return (f"frames shrunk to {scale:.3f} of their sides to fit Limits.clip_pixels",) if scale < 1.0 else ()
 
 
-def _channels_last(pixels: npt.NDArray[np.uint8], item: str, channels_first: bool) -> npt.NDArray[np.uint8]:
+def _channels_last(pixels: Array, item: str, channels_first: bool) -> Array:
     first, last = pixels.shape[0] in CHANNELS, pixels.shape[-1] in CHANNELS
     if not first and not last:
         raise InputError(f"an array of shape {pixels.shape} has no side of 1, 3 or 4 channels", item=item)

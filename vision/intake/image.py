@@ -61,8 +61,10 @@ def picture_in(source: Encoded, limits: Limits) -> Iterator[PIL.Image.Image]:
 def decode(picture: PIL.Image.Image, background: Colour, limits: Limits, item: str) -> Image:
     """A PIL image as ours, at the frame it stands at; the first of several is noted. The PIL image is not changed."""
     limits.check_size(picture.height, picture.width, item)
-    notes = _notes(picture)
+    if _shut(picture):
+        raise InputError("was closed before its pixels were read; pass its path, or call its load() before it is closed", item=item)
     with named_failures(item):
+        notes = _notes(picture)
         return Image(to_pixels(rgb(picture, background, item)), item, notes)
 
 
@@ -115,14 +117,32 @@ def _factory(kind: Kind, item: str) -> Callable[[BinaryIO], PIL.ImageFile.ImageF
     return lambda stream: opener(stream, "")
 
 
+def _shut(picture: PIL.Image.Image) -> bool:
+    """Whether the pixels of a lazily opened picture are still to be read from a file that is closed."""
+    if not isinstance(picture, PIL.ImageFile.ImageFile) or not picture.tile or picture.format == "AVIF":
+        return False
+    return picture.fp is None or bool(getattr(picture.fp, "closed", False))
+
+
 def _webp_size(head: bytes) -> tuple[int, int]:
-    """Height and width of an extended WebP, whose decoder sets memory aside when it opens; 1, 1 for all else."""
-    if head[:4] != b"RIFF" or head[8:16] != b"WEBPVP8X" or len(head) < 30:
+    """Height and width of a WebP (RFC 9649), whose decoder sets memory aside when it opens; 1, 1 for all else."""
+    if head[:4] != b"RIFF" or head[8:12] != b"WEBP" or len(head) < 30:
         return 1, 1
-    return int.from_bytes(head[27:30], "little") + 1, int.from_bytes(head[24:27], "little") + 1
+    numbers = int.from_bytes(head[20:30], "little")
+    match head[12:16]:
+        case b"VP8X":
+            return (numbers >> 56) + 1, (numbers >> 32 & 0xFFFFFF) + 1
+        case b"VP8L":
+            return (numbers >> 22 & 0x3FFF) + 1, (numbers >> 8 & 0x3FFF) + 1
+        case b"VP8 ":
+            return numbers >> 64 & 0x3FFF, numbers >> 48 & 0x3FFF
+    return 1, 1
 
 
 def _notes(picture: PIL.Image.Image) -> tuple[str, ...]:
+    if isinstance(picture, PIL.ImageFile.ImageFile) and picture.format == "GIF" and picture.fp is None:
+        # closed after its pixels were read: where there is a second frame cannot be seen any more
+        return ()
     # A phone's JPEG may carry a depth map or preview as a second picture (MPO), which is no animation.
     several = picture.format != "MPO" and getattr(picture, "is_animated", False)
     return ("the first of several frames; load_video reads them all",) if several else ()
@@ -139,6 +159,9 @@ def _eight_bit(picture: PIL.Image.Image, item: str) -> npt.NDArray[np.uint8]:
         return eight_bit(values.astype(np.uint16), item)[..., None]
     if mode == "F":
         return eight_bit(np.asarray(picture), item)[..., None]
-    if picture.has_transparency_data:
-        return np.asarray(picture.convert("RGBA"))
-    return np.asarray(picture.convert("L"))[..., None] if mode in ("1", "L") else np.asarray(picture.convert("RGB"))
+    wanted = "RGBA" if picture.has_transparency_data else "L" if mode in ("1", "L") else "RGB"
+    try:
+        pixels = np.asarray(picture.convert(wanted))
+    except ValueError as error:
+        raise InputError(f"PIL cannot turn its mode {mode} into {wanted} ({error}); convert it first", item=item) from error
+    return pixels[..., None] if wanted == "L" else pixels

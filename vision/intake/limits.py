@@ -14,13 +14,16 @@ class Limits:
 
     `held_bytes`: encoded bytes that are held in memory (pictures, data URIs, downloads, streams that cannot seek; clip files are read
     piece by piece and have no such bound). `pixels`: height x width of a picture or of a clip's frame. `frames`: frames that a clip may
-    hold. `clip_pixels`: frames x height x width of the frames that are kept; more than that does not fail, the frames are shrunk while
-    they are read and a note says so.
+    hold. `drawn_frames` and `drawn_pixels` (frames x height x width): of an animated picture, whose every frame is drawn upon the one
+    before it. `clip_pixels`: frames x height x width of the frames that are kept; more than that does not fail, the frames are shrunk
+    while they are read and a note says so.
     """
 
     held_bytes: int = 2**28
     pixels: int = 100_000_000
     frames: int = 500_000
+    drawn_frames: int = 20_000
+    drawn_pixels: int = 2**33
     clip_pixels: int = 2**27
 
     def __post_init__(self) -> None:
@@ -48,6 +51,15 @@ class Limits:
             raise InputError("a clip has at least one frame; this has none", item=item)
         if count > self.frames:
             raise InputError(f"more than {self.frames:,} frames (Limits.frames); cut the clip, or raise the limit", item=item)
+
+    def check_drawn(self, frames: int, pixels: int, item: str) -> None:
+        """Raise InputError where the frames of an animated picture, or their pixels together, are more than are drawn."""
+        self.check_frames(frames, item)
+        if frames > self.drawn_frames:
+            raise InputError(f"an animation of more than {self.drawn_frames:,} frames (Limits.drawn_frames); make it a video", item=item)
+        if pixels > self.drawn_pixels:
+            told = f"an animation whose frames are more than {self.drawn_pixels:,} pixels together (Limits.drawn_pixels)"
+            raise InputError(f"{told}; make it smaller or a video", item=item)
 
     def scale(self, frames: int, height: int, width: int) -> float:
         """How much each side of the kept frames shrinks so that they fit `clip_pixels`: 1.0 where they fit as they are."""

@@ -22,7 +22,7 @@ from mmsdk.vision.intake.video import decode_clip
 from mmsdk.vision.sampling import Sampling
 from mmsdk.vision.types import Image, Media, Video
 
-__all__ = ["Frames", "Source", "load", "load_all", "load_image", "load_video"]
+__all__ = ["Frames", "Source", "check", "load", "load_all", "load_image", "load_video"]
 
 WHITE = (255, 255, 255)
 EIGHT = Sampling(frames=8)
@@ -49,7 +49,7 @@ def load(
     its first frame, with a note (`load_video` reads it as a clip). Raises InputError.
     """
     if isinstance(source, Image | Video):
-        return source
+        return _sound(source)
     if _written(source):
         with opened(source, limits, access) as found:
             if found.kind.clip:
@@ -67,6 +67,7 @@ def load_image(source: Source, *, limits: Limits = LIMITS, background: Colour = 
     is h w c and a tensor c h w), or an `Image`, which is returned as it is. Raises InputError.
     """
     if isinstance(source, Image):
+        _sound(source)
         return source
     if _written(source):
         with opened(source, limits, access) as found:
@@ -75,9 +76,7 @@ def load_image(source: Source, *, limits: Limits = LIMITS, background: Colour = 
         return decode(source, background, limits, "PIL image")
     if isinstance(source, np.ndarray | Tensor):
         name = "tensor" if isinstance(source, Tensor) else "array"
-        if source.ndim > 1:
-            limits.check_size(math.prod(source.shape[:-1]) if source.ndim > 3 else source.shape[-2], source.shape[-1], name)
-        return Image(picture_of(array_of(source), background, name, isinstance(source, Tensor)), name)
+        return Image(picture_of(array_of(source), background, limits, name, isinstance(source, Tensor)), name)
     raise InputError(f"{type(source).__name__} is no picture; expected a path, bytes, file object, data URI, PIL image, array or tensor")
 
 
@@ -90,6 +89,7 @@ def load_video(
     t c h w (one frame a second, for want of a better word), or a `Video`, which is returned as it is. Raises InputError.
     """
     if isinstance(source, Video):
+        _sound(source)
         return source
     if _written(source):
         with opened(source, limits, access) as found:
@@ -114,6 +114,12 @@ def load_all(
     return results
 
 
+def check(source: EncodedSource, *, limits: Limits = LIMITS, access: Access = ACCESS) -> None:
+    """Raise InputError where a file, an address or bytes cannot be a picture or a clip, told by the first bytes; nothing is decoded."""
+    with opened(source, limits, access):
+        pass
+
+
 def _written(source: Source) -> TypeGuard[EncodedSource]:
     return isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | Readable)
 
@@ -125,6 +131,7 @@ def _picture(found: Encoded, limits: Limits, background: Colour) -> Image:
 
 def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, access: Access) -> Video:
     """Frames as a clip; only those that are taken are decoded."""
+    _check_frames(clip)
     count, times = len(clip.pictures), [float(time) for time in clip.times]
     if count == 0:
         raise InputError("there are no frames in it", item="frames")
@@ -143,6 +150,28 @@ def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, 
             raise InputError(f"{told}; expected one size", item="frames")
     stamps = [times[index] if times else index / clip.fps for index in chosen]
     return Video(torch.stack(frames), torch.tensor(stamps, dtype=torch.float32), "frames")
+
+
+def _check_frames(clip: Frames) -> None:
+    """Raise InputError for what would be taken apart into something else than frames: a name into letters, a picture into rows."""
+    pictures = clip.pictures
+    if isinstance(pictures, np.ndarray | Tensor):
+        if pictures.ndim != 4:
+            raise InputError(f"an array of shape {tuple(pictures.shape)} is no clip; expected t h w c or t c h w", item="frames")
+    elif isinstance(pictures, str | bytes | bytearray | memoryview) or not isinstance(pictures, Sequence):
+        raise InputError(f"expected a list of pictures or an array, not {type(pictures).__name__}; load_video reads files", item="frames")
+
+
+def _sound(media: Image | Video) -> Image | Video:
+    """An image or a clip that a program made itself, if its shape and type are what they claim."""
+    moving = isinstance(media, Video)
+    pixels = media.frames if isinstance(media, Video) else media.pixels
+    if pixels.dtype != torch.uint8 or pixels.ndim != 3 + moving or pixels.shape[-3] != 3:
+        told = f"{pixels.dtype} of shape {tuple(pixels.shape)}, expected uint8 of {'t 3 h w' if moving else '3 h w'}"
+        raise InputError(f"{told}; load makes it of any array", item=media.source)
+    if isinstance(media, Video) and media.times.shape != pixels.shape[:1]:
+        raise InputError(f"{tuple(media.times.shape)} times for {len(pixels)} frames, expected one each", item=media.source)
+    return media
 
 
 def _check_clip(count: int, first: Tensor, limits: Limits) -> None:

@@ -1,5 +1,6 @@
 """Clips by PyAV, which comes with mmsdk[video]: frames of long clips without decoding what lies between them, and alpha."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,8 @@ class PyAVReader:
             self.size = stream.codec_context.height, stream.codec_context.width
             self._rate = float(stream.average_rate or stream.guessed_rate or RATE)
         self._timed = True
-        self._keys: list[tuple[int, float]] = []
+        self._key_places: list[int] = []
+        self._key_starts: list[float] = []
         self._first = 0.0
         self.cut = False
 
@@ -49,7 +51,8 @@ class PyAVReader:
         with self._opened() as (container, stream):
             for place, packet in enumerate(container.demux(stream)):
                 if packet.is_keyframe:
-                    self._keys.append((place, _seconds(packet) or 0.0))
+                    self._key_places.append(place)
+                    self._key_starts.append(_seconds(packet) or 0.0)
                 # the file breaks off in a corrupt one
                 self.cut = self.cut or packet.is_corrupt
                 # the last one, without content, only tells a decoder that nothing follows; an edited clip hides some
@@ -61,6 +64,8 @@ class PyAVReader:
         self._timed = len(starts) == len(times) > 0
         if not self._timed:
             return np.arange(len(times)) / self._rate
+        # the earliest start from each keyframe on: rising, so that the last keyframe before a time is found by bisection
+        self._key_starts = np.minimum.accumulate(self._key_starts[::-1])[::-1].tolist()
         self._first = float(starts[0])
         return starts - self._first
 
@@ -99,9 +104,8 @@ class PyAVReader:
 
     def _key_before(self, time: float) -> int:
         """The place, among packets, of the last keyframe that is shown at or before this time."""
-        if not self._timed:
-            return 0
-        return max((place for place, start in self._keys if start - self._first <= time + SAME), default=0)
+        before = bisect_right(self._key_starts, time + self._first + SAME) if self._timed else 0
+        return self._key_places[before - 1] if before else 0
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, Any]]:

@@ -1,8 +1,12 @@
 """What may be handed over as a picture or a clip, and how its encoded bytes are reached: one seekable stream, whatever the way in."""
 
+import errno
 import io
+import lzma
 import os
 import stat
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +53,9 @@ Frame = EncodedSource | PIL.Image.Image | np.ndarray | Tensor | Image
 Source = Frame | Video | Sequence[Frame]
 """Anything that is one picture or one clip; a clip may be given as the sequence of its frames."""
 
+# What files raise that cannot be read: the closed, the write-only, and the packed (gzip, bz2, lzma, zip) that are damaged.
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -62,8 +69,9 @@ class Encoded:
     def read(self, limits: Limits) -> bytes:
         """All of it, if it may be held in memory."""
         limits.check_bytes(self.size, self.item)
-        self.stream.seek(0)
-        return self.stream.read()
+        with named_unreadable(self.item):
+            self.stream.seek(0)
+            return self.stream.read()
 
 
 @contextmanager
@@ -74,7 +82,7 @@ def opened(source: EncodedSource, limits: Limits, access: Access) -> Iterator[En
     in no format that is read.
     """
     if isinstance(source, bytes | bytearray | memoryview):
-        yield _encoded(io.BytesIO(source), "bytes")
+        yield _encoded(io.BytesIO(_flat(source)), "bytes")
     elif isinstance(source, str | os.PathLike):
         with _located(source, limits, access) as encoded:
             yield encoded
@@ -85,15 +93,27 @@ def opened(source: EncodedSource, limits: Limits, access: Access) -> Iterator[En
 
 @contextmanager
 def _located(source: str | os.PathLike[str], limits: Limits, access: Access) -> Iterator[Encoded]:
-    scheme = source[:8].partition(":")[0].lower() if isinstance(source, str) else ""
+    # an address copied from a page may come with the space around it
+    address = source.strip() if isinstance(source, str) else ""
+    scheme = address[:8].partition(":")[0].lower()
     if scheme == "data":
-        yield _encoded(io.BytesIO(read_data_uri(str(source), limits)), "data URI")
+        yield _encoded(io.BytesIO(read_data_uri(address, limits)), "data URI")
     elif scheme in {"http", "https"}:
-        yield _encoded(io.BytesIO(fetch(str(source), access, limits)), str(source).partition("?")[0][:200])
+        yield _encoded(io.BytesIO(fetch(address, access, limits)), address.partition("?")[0][:200])
     else:
-        path = file_path(str(source), access.files) if scheme == "file" else Path(source)
+        path = file_path(address, access.files) if scheme == "file" else Path(os.fsdecode(source))
         with _file(path) as stream:
             yield _encoded(stream, str(path))
+
+
+def _flat(data: bytes | bytearray | memoryview) -> bytes | bytearray:
+    if not isinstance(data, memoryview):
+        return data
+    try:
+        # of any stride
+        return data.tobytes()
+    except ValueError as error:
+        raise InputError(f"cannot be read: {error}", item="bytes") from None
 
 
 def _file(path: Path) -> io.BufferedReader:
@@ -101,14 +121,15 @@ def _file(path: Path) -> io.BufferedReader:
     try:
         # a pipe or a device would block, or never end
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InputError("a folder, a device or a pipe, not a file", item=item)
+            raise InputError("a folder, a device or a pipe; name a file", item=item)
         return path.open("rb")
     except FileNotFoundError:
         raise InputError("there is no such file", item=item) from None
     except ValueError as error:
         raise error if isinstance(error, InputError) else InputError(f"not a path: {error}", item=item) from None
     except OSError as error:
-        raise InputError(f"cannot be opened: {error.strerror or error}", item=item) from None
+        hint = '; base64 is passed as "data:image/png;base64,..."' if error.errno == errno.ENAMETOOLONG else ""
+        raise InputError(f"cannot be opened: {error.strerror or error}{hint}", item=item) from None
 
 
 @contextmanager
@@ -117,14 +138,37 @@ def _borrowed(source: Readable, limits: Limits) -> Iterator[Encoded]:
     if not isinstance(source, Readable):
         raise InputError(_not_a_source(source), item=type(source).__name__)
     item = _name(source)
-    place = _rewound(source, item)
-    if place is None:
+    if not isinstance(source, Stream) or (place := _rewound(source, item)) is None:
         yield _encoded(io.BytesIO(_drained(source, limits, item)), item)
         return
     try:
-        yield _encoded(_binary(source, item), item)
+        # OpenCV reads a plain file by its name; all others are not trusted to fail as files do
+        yield _encoded(source if isinstance(source, io.BufferedReader | io.BytesIO) else _Guarded(source, item), item)
     finally:
-        source.seek(place)  # type: ignore[attr-defined]
+        with named_unreadable(item):
+            source.seek(place)
+
+
+class _Guarded:
+    """A file of the caller's, with failures that name it."""
+
+    def __init__(self, file: Stream, item: str) -> None:
+        self._file, self._item = file, item
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Bytes from where it stands."""
+        return _bytes_of(self._file, size, self._item)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go elsewhere; where it then stands, which not every file says itself."""
+        with named_unreadable(self._item):
+            self._file.seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        """Where it stands."""
+        with named_unreadable(self._item):
+            return self._file.tell()
 
 
 def _name(source: Readable) -> str:
@@ -132,43 +176,50 @@ def _name(source: Readable) -> str:
     return name if isinstance(name, str) and name else "file"
 
 
-def _rewound(source: Readable, item: str) -> int | None:
+def _rewound(source: Stream, item: str) -> int | None:
     """Go to the beginning and say where the file was; None where it cannot seek."""
     try:
-        place: int = source.tell()  # type: ignore[attr-defined]
-        source.seek(0)  # type: ignore[attr-defined]
-    except (AttributeError, OSError):
+        place = source.tell()
+        source.seek(0)
+    except OSError:
         return None
-    except ValueError as error:
+    except UNREADABLE as error:
         raise InputError(f"cannot be read: {error}", item=item) from None
     return place
 
 
-def _binary(source: Readable, item: str) -> Stream:
-    if not isinstance(source.read(0), bytes):
-        raise InputError("opened as text; open it in binary mode ('rb')", item=item)
-    return source  # type: ignore[return-value]
-
-
 def _drained(source: Readable, limits: Limits, item: str) -> bytes:
-    try:
-        data = source.read(limits.held_bytes + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", item=item) from None
-    if not isinstance(data, bytes):
-        raise InputError("opened as text; open it in binary mode ('rb')", item=item)
+    data = _bytes_of(source, limits.held_bytes + 1, item)
     limits.check_bytes(len(data), item)
     return data
 
 
+def _bytes_of(source: Readable, size: int, item: str) -> bytes:
+    with named_unreadable(item):
+        data = source.read(size)
+    if not isinstance(data, bytes):
+        raise InputError("gives no bytes; open it in binary mode ('rb')", item=item)
+    return data
+
+
 def _encoded(stream: Stream, item: str) -> Encoded:
-    try:
+    with named_unreadable(item):
         head = stream.read(HEAD)
         size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", item=item) from None
     return Encoded(stream, item, kind_of(head, item), size)
+
+
+@contextmanager
+def named_unreadable(item: str) -> Iterator[None]:
+    """Turn what files raise that cannot be read into an InputError that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UNREADABLE as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"cannot be read: {reason}", item=item) from None
 
 
 def _not_a_source(source: object) -> str:
