@@ -1,11 +1,14 @@
 """The command line: arguments, hints for typing mistakes, exit codes.
 
 Only this file is imported for help, and it imports neither torch nor a command, so help comes at once. Exit codes: 0 answered,
-1 something failed that is not the user's doing, 2 a wrong argument or input, 130 interrupted.
+1 something failed that is not the user's doing, 2 a wrong argument or input, 130 interrupted, 141 nobody reads the output any more.
+With --json, an error is one object on stdout too: {"error": {"type", "message", "item"}}.
 """
 
 import argparse
 import difflib
+import io
+import json
 import os
 import re
 import sys
@@ -13,7 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mmsdk import __version__
-from mmsdk.errors import MmsdkError, SafetyError, WeightsError
+from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["UsageError", "main"]
 
@@ -36,27 +39,45 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors that are the user's to mend are one line on stderr, without a traceback."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # an answer may hold letters that a terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        args = _parse(sys.argv[1:] if argv is None else list(argv))
-        code: int = import_module(f"mmsdk.apps.commands.{args.command}").run(args)
-        sys.stdout.flush()
+        code = _run(words)
+        # not by sys.stdout.flush(): without an open output there is no sys.stdout
+        print(end="", flush=True)
         return code
-    except UsageError as error:
-        return _complain(error, 2)
-    except MmsdkError as error:
-        return _complain(error, 1 if isinstance(error, WeightsError | SafetyError) else 2)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # the reader went away (`| head`); keep the interpreter from complaining again when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # the reader went away (`| head`)
+        _discard_output()
         return 141
+    except OSError as error:
+        # a full disk, most of all: what mmsdk itself reads and writes has errors of its own
+        _discard_output()
+        print(f"mmsdk: {error}", file=sys.stderr)
+        return 1
 
 
-def _complain(error: Exception, code: int) -> int:
-    print(f"mmsdk: {error}", file=sys.stderr)
-    return code
+def _run(words: list[str]) -> int:
+    try:
+        args = _parse(words)
+        code: int = import_module(f"mmsdk.apps.commands.{args.command}").run(args)
+        return code
+    except (UsageError, MmsdkError) as error:
+        print(f"mmsdk: {error}", file=sys.stderr)
+        if "--json" in words:
+            item = error.item if isinstance(error, InputError) else ""
+            print(json.dumps({"error": {"type": type(error).__name__, "message": str(error), "item": item}}))
+        return 1 if isinstance(error, WeightsError | SafetyError) else 2
+
+
+def _discard_output() -> None:
+    """Keep the interpreter from failing once more, when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -65,8 +86,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.command is None:
         parser.print_help()
         raise SystemExit(0)
+    if args.command == "ask" and not any(word.startswith("-") for word in extra):
+        # argparse takes only the first run of words: `ask photo.jpg --seed 3 "question"`
+        args.words, extra = args.words + extra, []
     if extra:
-        wrong = extra[0].split("=")[0]
+        wrong = next((word for word in extra if word.startswith("-")), extra[0]).split("=")[0]
         raise UsageError(f"`mmsdk {args.command}` does not know {wrong!r}{_near(wrong, options[args.command])}")
     return args
 

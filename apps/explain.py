@@ -3,6 +3,7 @@
 One row per input; an image is drawn beside itself, a clip as its frames from left to right.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from mmsdk.errors import InputError
 from mmsdk.tokencomp.audit import owners
 from mmsdk.vision.types import Image, Media
 
-__all__ = ["check_path", "draw"]
+__all__ = ["check_path", "draw", "save"]
 
 SIDE = 336  # pixels of a panel's longer side
 GAP = 8
 LINE = 24
 FRAMES = 8  # a clip shows at most so many of its steps
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 HEAT, DIM = 0.45, 0.25
 
 Panel = UInt8[np.ndarray, "H W 3"]
@@ -55,12 +57,26 @@ def draw(media: Sequence[Media], sights: Sequence[Sight], caption: str = "") -> 
     return page
 
 
-def check_path(path: Path) -> None:
-    """Raises InputError for a name without a known picture ending, or in a folder that is not there; call it before the work."""
-    if path.suffix.lower() not in PIL.Image.registered_extensions():
-        raise InputError(f"cannot tell the picture format from {path.suffix!r}; use a name such as {path.stem}.png", item=str(path))
+def check_path(path: Path, spared: Sequence[str | Path] = ()) -> None:
+    """Raises InputError where a picture cannot be written, or would take the place of one of the `spared`; call it before the work."""
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"{path.suffix!r} names no format to draw in; there are {', '.join(ENDINGS)}", item=str(path))
     if not path.parent.is_dir():
         raise InputError(f"the folder {path.parent} is not there; make it first", item=str(path))
+    if path.is_dir():
+        raise InputError("is a folder; name a picture in it", item=str(path))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError("cannot be written; change its rights, or name another place", item=str(path))
+    if path.exists() and any(os.path.exists(other) and path.samefile(other) for other in spared):
+        raise InputError("is one of the pictures that are asked about; name another place", item=str(path))
+
+
+def save(page: PIL.Image.Image, path: Path) -> None:
+    """Write a drawn picture; InputError where that fails, as for a format that holds no picture of this size."""
+    try:
+        page.save(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"a picture of {page.width}x{page.height} cannot be written there: {error}", item=str(path)) from error
 
 
 def _row(item: Media, sight: Sight) -> list[Panel]:

@@ -38,9 +38,14 @@ class Prompt:
 
     @staticmethod
     def of(media: Sequence[Media], question: str) -> "Prompt":
-        """The usual prompt: what is looked at, then what is asked. Raises InputError for a question without a word."""
+        """The usual prompt: what is looked at, then what is asked. Raises InputError for a question that is empty or no Unicode."""
         if not question.strip():
             raise InputError("the question is empty; write what you want to know", item="question")
+        try:
+            question.encode()
+        except UnicodeEncodeError as error:
+            # bytes of another encoding, as a terminal or a file name hands them over
+            raise InputError(f"holds {question[error.start]!r}, which is no letter; decode it as UTF-8", item="question") from None
         return Prompt((*media, Text(question)))
 
     @property

@@ -21,8 +21,8 @@ def test_media_keep_the_order_of_their_segments() -> None:
     assert Prompt((Text("then"), large, Text("which?"))).text == "then\nwhich?"
 
 
-@pytest.mark.parametrize("question", ["", "  \n"])
-def test_an_empty_question_is_refused(question: str) -> None:
+@pytest.mark.parametrize("question", ["", "  \n", "caf\udce9?"])
+def test_an_empty_or_broken_question_is_refused(question: str) -> None:
     with pytest.raises(InputError, match="question"):
         Prompt.of([image(4, 4)], question)
 
@@ -41,6 +41,19 @@ def test_embeddings_stand_where_the_layout_says() -> None:
     sight = [torch.full((2, 2), 50.0), torch.full((1, 2), 60.0)]
     built = layout.embed(sight, lambda ids: table[ids], torch.device("cpu"))
     assert built[:, 0].tolist() == [1.0, 60.0, 2.0, 3.0, 50.0, 50.0]
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 2), (0, 0, 1), (1, 1, 1), (0, 0, 0)])
+def test_a_time_in_words_stays_before_what_is_left_of_its_frame(counts: tuple[int, ...]) -> None:
+    """VI-11: frames with their times written between them, some tokens pruned, also all of a frame's."""
+    between = [span for frame in range(3) for span in (Ids((10 + frame, 9)), Slot(frame))]
+    layout = Layout((Ids((1,)), *between, Ids((5,))), media=3)
+    sight = [torch.full((count, 2), 100.0 + frame) for frame, count in enumerate(counts)]
+    built = layout.embed(sight, lambda ids: ids[..., None].expand(-1, -1, 2).float(), torch.device("cpu"))
+    expected = [1, *(token for frame, count in enumerate(counts) for token in [10 + frame, 9, *[100 + frame] * count]), 5]
+    assert built[:, 0].tolist() == expected
+    assert layout.positions(counts).tolist() == list(range(len(expected)))
+    assert layout.visual(counts).tolist() == [token >= 100 for token in expected]
 
 
 @pytest.mark.parametrize("slots", [(), (0,), (0, 0), (0, 2)])

@@ -7,55 +7,67 @@ import os
 from pathlib import Path
 
 from mmsdk.answer import Answer
-from mmsdk.apps.explain import check_path, draw
+from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
+from mmsdk.generate.config import GenerationConfig
 from mmsdk.pipeline import Pipeline, pipeline
-from mmsdk.vision.intake import load
+from mmsdk.prompt import Prompt
+from mmsdk.vision.intake import check, load
 
 __all__ = ["run"]
 
+USAGE = 'write: mmsdk ask PATH... "question"'
+
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the question about the files."""
+    """Answer the question about the files. What is wrong with the words is told before the model is loaded, which takes seconds."""
     paths, question = _split(args.words)
+    config = GenerationConfig(args.max_tokens, args.temperature, seed=args.seed)
     if args.explain:
-        check_path(Path(args.explain))
+        check_path(Path(args.explain), paths)
+    for path in paths:
+        check(path)
     pipe = pipeline("image-text-to-text", model=args.model, compress=args.compress, dtype=args.dtype, device=args.device)
-    answer = _json(pipe, args, paths, question) if args.json else _text(pipe, args, paths, question)
+    answer = (_whole if args.json else _streamed)(pipe, paths, question, config)
     if args.explain:
-        draw([load(path) for path in paths], answer.sights, f"{question} {answer}").save(args.explain)
+        save(draw([load(path) for path in paths], answer.sights, f"{question} {answer}"), Path(args.explain))
+    if args.json:
+        print(json.dumps(_told(answer, pipe.vlm.name)))
     return 0
 
 
-def _split(words: list[str]) -> tuple[list[Path], str]:
+def _split(words: list[str]) -> tuple[list[str], str]:
     *paths, question = words
     if os.path.isfile(question):
-        raise InputError('the last argument is the question, and this is a file; write: mmsdk ask PATH... "question"', item=question)
+        raise InputError(f"the last argument is the question, and this is a file; {USAGE}", item=question)
+    Prompt.of((), question)
     if not paths:
-        raise InputError('no picture or clip was named; write: mmsdk ask PATH... "question"', item=question)
+        raise InputError(f"no picture or clip was named; {USAGE}", item=question)
     for path in paths:
-        # told before the model is loaded, which takes seconds
-        if not os.path.exists(path):
-            raise InputError("there is no such file", item=path)
-    return [Path(path) for path in paths], question
+        if path.lower().startswith(("http:", "https:")):
+            raise InputError("addresses are not fetched from here; download it first", item=path)
+        if not path.lower().startswith(("data:", "file:")) and not os.path.exists(path):
+            raise InputError(f"there is no such file; the question comes last, as one word in quotes: {USAGE}", item=path)
+    return paths, question
 
 
-def _text(pipe: Pipeline, args: argparse.Namespace, paths: list[Path], question: str) -> Answer:
-    pieces = pipe.stream(paths, question, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+def _streamed(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig) -> Answer:
+    pieces = pipe.stream(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
     return pieces.answer
 
 
-def _json(pipe: Pipeline, args: argparse.Namespace, paths: list[Path], question: str) -> Answer:
-    answer = pipe(paths, question, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    told = {
+def _whole(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig) -> Answer:
+    return pipe(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
+
+
+def _told(answer: Answer, model: str) -> dict[str, object]:
+    return {
         "text": str(answer),
-        "model": pipe.vlm.name,
+        "model": model,
         "tokens": dataclasses.asdict(answer.tokens),
         "timings_ms": {stage: round(ms, 2) for stage, ms in dataclasses.asdict(answer.timings).items()},
         "seed": answer.seed,
     }
-    print(json.dumps(told, ensure_ascii=False))
-    return answer

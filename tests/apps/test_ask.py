@@ -1,6 +1,10 @@
 """`mmsdk ask` on the real encoder and language model, joined by an untrained projector: what it says is noise, how it says it is not."""
 
+import base64
+import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import PIL.Image
@@ -40,6 +44,44 @@ def test_one_json_object_and_a_picture(model: Path, photos: Path, tmp_path: Path
         assert picture.width > 600 and picture.height > 400
 
 
+def test_options_may_stand_between_and_sources_be_of_any_kind(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mon café 猫 🧿.png"
+    with PIL.Image.open(photos / "coffee.png") as photo:
+        photo.resize((56, 56)).save(path)
+    uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    words = ["ask", str(path), "--model", str(model), uri, "--max-tokens", "2", "Are these the same? 猫", "--json"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["tokens"]["visual"] == 512 and shown.isascii()
+
+
+class Reader(io.StringIO):
+    """A reader of the answer who presses Ctrl-C when it begins."""
+
+    def write(self, text: str, /) -> int:
+        if text.strip():
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_an_answer_may_be_interrupted_or_nobody_read_it(
+    model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ask", str(photos / "coffee.png"), "What is on the table?", "--model", str(model), "--max-tokens", "8"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Reader())
+        assert main(words) == 130
+    assert "interrupted" in capsys.readouterr().err
+    read, write = os.pipe()
+    os.close(read)
+    with monkeypatch.context() as patch, os.fdopen(write, "w") as nobody:
+        patch.setattr(sys, "stdout", nobody)
+        assert main(words) == 141
+    assert capsys.readouterr().err == ""
+
+
 def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clip = str(clips / "carphone_pristine.mp4")
     assert main(["ask", clip, "Who is it?", "--model", str(model), "--max-tokens", "3"]) == 0
@@ -59,4 +101,4 @@ def test_the_demo_answers_and_draws_every_question(
     for stage in ("load", "encode", "compress", "prefill", "decode"):
         assert stage in shown
     drawn = sorted(path.stem for path in (tmp_path / "demo").iterdir())
-    assert drawn == sorted(Path(asked.file).stem for asked in demo.ASKED)
+    assert drawn == sorted([*(Path(asked.file).stem for asked in demo.ASKED), "overview"])

@@ -1,5 +1,6 @@
 """The command line as a person meets it: real processes for what only a process shows, `main` for the rest."""
 
+import io
 import json
 import os
 import resource
@@ -8,11 +9,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import PIL.Image
 import pytest
 
+from mmsdk.apps import cli
 from mmsdk.apps.cli import main
 
 MMSDK = [sys.executable, "-m", "mmsdk.apps.cli"]
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    path = tmp_path / "a picture é.png"
+    PIL.Image.new("RGB", (8, 8)).save(path)
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +35,19 @@ MMSDK = [sys.executable, "-m", "mmsdk.apps.cli"]
         (["ask"], "are required"),
         (["weights", "pul"], "pull"),
         (["frobnicate"], "there are ask"),
+        (["methods", "--jsn"], "did you mean '--json'"),
+        (["doctor", "now"], "does not know 'now'"),
+        (["ask", "a.png", "--seed", "1", "what?", "--quick"], "does not know '--quick'"),
+        (["ask", "a.png", "what?", "--seed"], "expected one argument"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     shown = capsys.readouterr()
     assert hint in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+    assert main([*words, "--json"]) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["error"].keys() == {"type", "message", "item"} and "Error" in json.loads(shown.out)["error"]["type"]
 
 
 @pytest.mark.parametrize(
@@ -38,19 +55,54 @@ def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: p
     [
         (["ask", "missing.png", "what is it?"], "missing.png"),
         (["ask", "what is it?"], "no picture"),
-        (["ask", __file__], "last argument is the question"),
-        (["ask", __file__, "what?", "--explain", "out.unknown"], ".unknown"),
-        (["ask", __file__, "what?", "--explain", "nowhere/out.png"], "nowhere"),
-        (["ask", __file__, "what?", "--compress", "unifrom:64"], "uniform"),
-        (["ask", __file__, "what?", "--compress", "uniform:0"], "at least one|outside"),
-        (["ask", __file__, "what?", "--dtype", "float31"], "float32"),
+        (["ask", "PICTURE"], "last argument is the question"),
+        (["ask", "what is it?", "PICTURE"], "last argument is the question"),
+        (["ask", "what is it?", "missing.png"], "the question comes last"),
+        (["ask", "PICTURE", "what", "is", "it?"], "in quotes"),
+        (["ask", "PICTURE", "  "], "question is empty"),
+        (["ask", "PICTURE", "caf\udce9?"], "UTF-8"),
+        (["ask", __file__, "what?"], "not a picture or a clip"),
+        (["ask", ".", "what?"], "a folder"),
+        (["ask", "/dev/null", "what?"], "a device"),
+        (["ask", os.devnull + "/x", "what?"], "no such file"),
+        (["ask", "https://example.org/a.png", "what?"], "download it first"),
+        (["ask", "data:image/png;base64,!!", "what?"], "data URI"),
+        (["ask", "file:///etc/hostname", "what?"], "pass the path itself"),
+        (["ask", "PICTURE", "what?", "--explain", "out.unknown"], ".unknown"),
+        (["ask", "PICTURE", "what?", "--explain", "out.psd"], ".psd"),
+        (["ask", "PICTURE", "what?", "--explain", "nowhere/out.png"], "nowhere"),
+        (["ask", "PICTURE", "what?", "--explain", "FOLDER"], "is a folder"),
+        (["ask", "PICTURE", "what?", "--explain", "PICTURE"], "one of the pictures that are asked about"),
+        (["ask", "PICTURE", "what?", "--compress", "unifrom:64"], "uniform"),
+        (["ask", "PICTURE", "--compress", "unifrom:64", "what?"], "uniform"),
+        (["ask", "--compress", "unifrom:64", "PICTURE", "PICTURE", "--seed", "3", "what?"], "uniform"),
+        (["ask", "PICTURE", "what?", "--compress", "uniform:0"], "at least one|outside"),
+        (["ask", "PICTURE", "what?", "--dtype", "float31"], "float32"),
+        (["ask", "PICTURE", "what?", "--device", "meta"], "meta"),
+        (["ask", "PICTURE", "what?", "--max-tokens", "0"], "max_tokens"),
+        (["ask", "PICTURE", "what?", "--temperature", "nan"], "temperature"),
+        (["ask", "PICTURE", "what?", "--seed", "-1"], "seed"),
         (["bench", "minni"], "no 'minni'"),
     ],
 )
-def test_wrong_inputs_name_the_item_and_exit_2(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert any(part in error for part in hint.split("|")) and "Traceback" not in error
+def test_wrong_inputs_name_the_item_and_exit_2(
+    words: list[str], hint: str, picture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder.png"
+    folder.mkdir()
+    named = {"PICTURE": picture, "FOLDER": str(folder)}
+    assert main([named.get(word, word) for word in [*words, "--json"]]) == 2
+    shown = capsys.readouterr()
+    assert any(part in shown.err for part in hint.split("|")) and "Traceback" not in shown.err
+    assert shown.err == f"mmsdk: {json.loads(shown.out)['error']['message']}\n"
+
+
+def test_an_error_as_json_names_its_item(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "missing.png", "what is it?", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["type"], error["item"]) == ("InputError", "missing.png") and "no such file" in error["message"]
+    assert main(["weights", "pull", "maxi", "--json"]) != 0
+    assert "maxi" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 def test_help_comes_at_once_and_names_every_option() -> None:
@@ -94,6 +146,27 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run([*MMSDK, "methods"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert done.returncode == 141 and done.stderr == ""
+
+
+def test_a_full_disk_is_one_line_and_exit_1() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("writes to /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*MMSDK, "methods"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "space" in done.stderr
+
+
+def test_without_an_output_nothing_fails() -> None:
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *MMSDK, "methods"], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_letters_that_a_terminal_lacks_are_written_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="ascii"))
+    monkeypatch.setattr(cli, "_run", lambda words: print("café 🧿") or 0)
+    assert main([]) == 0
+    assert terminal.getvalue() == b"caf\\xe9 \\U0001f9ff\n"
 
 
 def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,15 @@
 """The explaining picture shows what it claims: dropped patches dark, kept ones bright, important ones warm."""
 
+import os
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
 from mmsdk.answer import Sight
-from mmsdk.apps.explain import GAP, LINE, SIDE, check_path, draw
+from mmsdk.apps.explain import GAP, LINE, SIDE, check_path, draw, save
 from mmsdk.errors import InputError
 from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.types import Image, Video
@@ -73,7 +75,31 @@ def test_a_caption_is_written_and_wrapped() -> None:
 
 def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
     check_path(tmp_path / "out.png")
-    with pytest.raises(InputError, match=r"out\.png"):
+    with pytest.raises(InputError, match=r"'\.unknown' names no format.*\.png"):
         check_path(tmp_path / "out.unknown")
     with pytest.raises(InputError, match="not there"):
         check_path(tmp_path / "no" / "out.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        check_path(tmp_path / "folder.png")
+    (tmp_path / "photo.png").touch()
+    check_path(tmp_path / "photo.png", [tmp_path / "other.png", "data:image/png;base64," + "A" * 9000])
+    with pytest.raises(InputError, match=r"photo\.png.*asked about"):
+        check_path(tmp_path / "photo.png", [str(tmp_path / "folder.png" / ".." / "photo.png")])
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_place_without_rights_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "shut").mkdir(mode=0o500)
+    with pytest.raises(InputError, match="cannot be written"):
+        check_path(tmp_path / "shut" / "out.png")
+
+
+def test_a_picture_that_cannot_be_written_after_all_is_an_input_error(tmp_path: Path) -> None:
+    page = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))], "caf\udcff 猫")
+    save(page, tmp_path / "out.png")
+    with pytest.raises(InputError, match="cannot be written there"):
+        save(page, tmp_path / "gone" / "out.png")
+    # WebP holds no side of more than 16,383 pixels
+    with pytest.raises(InputError, match="10x20000 cannot be written there"):
+        save(PIL.Image.new("RGB", (10, 20000)), tmp_path / "out.webp")
