@@ -1,0 +1,199 @@
+"""Compression at all three stages of a pipeline of real parts, small ones: exact, the same alone and together, told in one audit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmsdk.answer import Answer
+from mmsdk.compress import Step, compression
+from mmsdk.decoder.transformer import Decoder, DecoderConfig
+from mmsdk.errors import BudgetError, ModelError, PluginError
+from mmsdk.kv.dense import DenseCache
+from mmsdk.models.mini.family import Mini
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.pipeline import Pipeline
+from mmsdk.stages import Clock, prepare
+from mmsdk.tokencomp.methods.fastv import FastV
+from mmsdk.tokencomp.methods.random import Random
+from mmsdk.tokencomp.methods.tome import ToMe
+from mmsdk.tokenizer import TextTokenizer
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
+from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.types import Image, Media, Video, VisualTokens
+from mmsdk.vision.vit import ViT, ViTConfig
+from mmsdk.weights.gguf_file import read_file
+from mmsdk.weights.gguf_tokenizer import tokenizer_of
+
+ALL = ["tome:0.5", "uniform:0.5", "fastv:0.5"]
+SPECS: list[str | list[str]] = [
+    "tome:0.5",
+    "fastv:0.25",
+    "pyramiddrop:0.25",
+    "deft:0.25",
+    ALL,
+    ["tome:0.75", "deft:0.3"],
+    ["random:0.5", "pyramiddrop:0.5"],
+]
+
+
+def picture(seed: int, height: int = 56, width: int = 56) -> Image:
+    generator = torch.Generator().manual_seed(seed)
+    return Image(torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=generator), f"picture {seed}")
+
+
+def clip(seed: int, frames: int = 4) -> Video:
+    generator = torch.Generator().manual_seed(seed)
+    return Video(
+        torch.randint(0, 256, (frames, 3, 56, 56), dtype=torch.uint8, generator=generator), torch.arange(frames) * 0.5, f"clip {seed}"
+    )
+
+
+ITEMS: list[tuple[Media | list[Media], str]] = [
+    ([], "What is two and two?"),
+    (picture(0), "What is it?"),
+    ([picture(1), picture(2, 28, 84), picture(3, 84, 28)], "Which of them is the larger one, and why do you think so?"),
+    (clip(4), "What happens?"),
+    ([picture(5, 14, 28), clip(6), picture(7)], "Which?"),
+]
+
+
+@pytest.fixture(scope="module")
+def pipe(mini_language: Path) -> Pipeline:
+    torch.manual_seed(0)
+    vit = ViT(ViTConfig(width=32, layers=3, heads=2, hidden=64, grid=4)).eval().requires_grad_(False)
+    sizes = {"width": 48, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 12, "inner": 96, "context": 512}
+    decoder = Decoder(DecoderConfig(vocabulary=49152, **sizes)).eval().requires_grad_(False)
+    torch.nn.init.normal_(decoder.embedding.weight)
+    torch.nn.init.normal_(decoder.head.weight, std=0.5)
+    projector = Projector(ProjectorConfig(vision=32, hidden=32, language=48)).eval().requires_grad_(False)
+    tokenizer = tokenizer_of(read_file(mini_language).metadata)
+    assert isinstance(tokenizer, TextTokenizer)
+    return Pipeline(Mini("small", Encoder(Dinov2(vit), Preprocess(area=16)), projector, decoder, tokenizer, context=512))
+
+
+def test_three_stages_of_one_picture(pipe: Pipeline) -> None:
+    answer = pipe(picture(0), "What is it?", max_tokens=4, compress=ALL)
+    words = len(pipe.vlm.tokenizer.encode("Question: What is it?\nAnswer:"))
+    assert (answer.tokens.visual, answer.tokens.kept, answer.tokens.prompt) == (16, 2, 1 + 4 + words)
+    (sight,) = answer.sights
+    assert sight.audit.method == "tome+uniform+fastv" and sight.grid == (1, 4, 4) and len(sight.saliency) == 16
+    assert sight.audit.assignment.shape == (16,) and set(sight.audit.assignment.tolist()) == {-1, 0, 1}
+
+
+def test_three_stages_of_a_clip_are_told_by_its_patches(pipe: Pipeline) -> None:
+    """Four frames of 4 x 4 patches, which pooling makes 16 tokens: half are merged from the patches, half kept, half go on."""
+    answer = pipe(clip(4), "What happens?", max_tokens=2, compress=ALL)
+    assert (answer.tokens.visual, answer.tokens.kept) == (16, 2)
+    (sight,) = answer.sights
+    assert sight.grid == (4, 4, 4) and sight.positions.shape == (64, 3) and set(sight.audit.assignment.tolist()) == {-1, 0, 1}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_mixed_batch_equals_its_rows_alone_and_again(pipe: Pipeline, spec: str | list[str]) -> None:
+    """PP-08, PP-12: with the cache on, whatever shares the batch, at each repetition."""
+    together = pipe(ITEMS, max_tokens=8, compress=spec)
+    assert len({str(answer) for answer in together}) > 2
+    for (media, question), answer, again in zip(ITEMS, together, pipe(ITEMS, max_tokens=8, compress=spec), strict=True):
+        alone = pipe(media, question, max_tokens=8, compress=spec)
+        assert isinstance(answer, Answer) and answer == again == alone and answer.tokens == alone.tokens
+        for one, other in zip(answer.audit, alone.audit, strict=True):
+            assert torch.equal(one.assignment, other.assignment) and one.method == other.method
+    assert pipe.stream(ITEMS[3][0], ITEMS[3][1], max_tokens=8, compress=spec).answer == together[3]
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept", "entering"), [("fastv:0.25", 4, 16), ("pyramiddrop:3", 3, 16), ("deft:0.25", 4, 7), ("deft:4,reserve=0.0", 4, 4)]
+)
+def test_each_input_meets_the_budget_and_the_prompt_is_what_entered(pipe: Pipeline, spec: str, kept: int, entering: int) -> None:
+    full = pipe([picture(1), picture(2)], "Which?", max_tokens=3)
+    thin = pipe([picture(1), picture(2)], "Which?", max_tokens=3, compress=spec)
+    assert thin.tokens.kept == 2 * kept and full.tokens.prompt - thin.tokens.prompt == 2 * (16 - entering)
+    for audit in thin.audit:
+        assert audit.assignment[audit.assignment >= 0].tolist() == list(range(kept)) and audit.method == spec.partition(":")[0]
+        assert audit.scores.shape == (16,) and audit.scores.min() >= 0 and audit.scores.max() > 0 and audit.seconds >= 0
+        if spec.startswith("fastv"):
+            best = audit.scores.argsort(descending=True, stable=True)[:kept].sort().values
+            assert torch.equal((audit.assignment >= 0).nonzero()[:, 0], best)
+
+
+def test_the_cache_is_really_smaller(pipe: Pipeline) -> None:
+    """A batch of four: layers behind the cut hold and reserve the kept tokens alone."""
+    items = [([picture(i), picture(i + 9)], "What is it?") for i in range(4)]
+
+    def cache_of(*spec: str) -> DenseCache:
+        context = prepare(pipe.vlm, compression(list(spec)), items, 5, Clock(torch.device("cpu"))).context
+        assert context is not None and isinstance(context.cache, DenseCache)
+        return context.cache
+
+    full, thin = cache_of(), cache_of("fastv:0.25")
+    token = 2 * 2 * 12 * 4 * 4
+    assert full.nbytes - thin.nbytes == 4 * 24 * token
+    lengths = [thin.view(layer).lengths.tolist() for layer in range(6)]
+    assert lengths[:2] == [full.view(0).lengths.tolist()] * 2
+    assert lengths[2:] == [[length - 24 for length in lengths[0]]] * 4
+    assert cache_of(*ALL).nbytes < thin.nbytes
+
+
+def test_whole_budgets_at_every_stage_are_the_baseline(pipe: Pipeline) -> None:
+    """PP-09, for pictures and clips."""
+    spec = ["tome:1.0", "uniform:1.0", "fastv:1.0"]
+    for answer, plain in zip(pipe(ITEMS, max_tokens=8, compress=spec), pipe(ITEMS, max_tokens=8), strict=True):
+        assert isinstance(answer, Answer) and isinstance(plain, Answer) and answer == plain and answer.tokens == plain.tokens
+
+
+def test_a_row_that_a_stage_cannot_serve_is_that_rows_error(pipe: Pipeline) -> None:
+    good, short = pipe([(picture(0), "What?"), (clip(1), "What?")], max_tokens=2, compress="tome:3")
+    assert isinstance(good, Answer) and good.tokens.kept == 3 and isinstance(short, BudgetError) and "4 frames" in str(short)
+    with pytest.raises(BudgetError, match="9 visual tokens"):
+        pipe(picture(0), "What?", compress=["random:9", "fastv:12"])
+
+
+def test_steps_out_of_order_or_doubled_are_refused() -> None:
+    with pytest.raises(PluginError, match="encoder, then projector, then decoder"):
+        compression(["uniform:0.5", "tome:0.5"])
+    with pytest.raises(PluginError, match="encoder, then projector, then decoder"):
+        compression([Step(FastV(), 0.5), Step(Random(), 0.5)])
+    with pytest.raises(PluginError, match="inside the decoder"):
+        compression(["fastv:0.5", "deft:0.5"])
+    with pytest.raises(PluginError, match="inside the encoder"):
+        compression([Step(ToMe(), 0.5), Step(ToMe(), 0.5)])
+    with pytest.raises(BudgetError, match="fastv:64"):
+        compression("fastv")
+
+
+def test_a_decoder_with_too_few_layers_is_named(pipe: Pipeline) -> None:
+    with pytest.raises(ModelError, match="fastv drops tokens after layer 6"):
+        pipe(picture(0), "What?", compress="fastv:0.5,layer=6")
+    with pytest.raises(ModelError, match="8 stages"):
+        pipe(picture(0), "What?", compress="pyramiddrop:0.5,stages=8")
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A `VisionEncoder` that lets nobody inside."""
+
+    inner: Encoder
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    def count(self, size: tuple[int, int], frames: int = 1) -> int:
+        return self.inner.count(size, frames)
+
+    def __call__(self, media: Sequence[Media]) -> list[VisualTokens]:
+        return self.inner(media)
+
+
+def test_an_encoder_that_cannot_be_shortened_is_named(pipe: Pipeline) -> None:
+    parts = {name: getattr(pipe.vlm, name) for name in ("name", "decoder", "tokenizer", "stop_ids", "context", "connect", "layout")}
+    assert isinstance(pipe.vlm, Mini)
+    closed = Pipeline(SimpleNamespace(encoder=Closed(pipe.vlm.encoder), **parts))  # type: ignore[arg-type]  # it is a VLM by its parts
+    assert closed(picture(0), "What?", max_tokens=3, compress="uniform:4") == pipe(picture(0), "What?", max_tokens=3, compress="uniform:4")
+    with pytest.raises(ModelError, match="tome works inside the encoder"):
+        closed(picture(0), "What?", compress="tome:0.5")
