@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from mmsdk.apps.console import Cell
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import ModelError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.kv.dense import DenseCache
@@ -70,7 +71,10 @@ def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]
     for prompt in prompts:
         hidden, cache = _read(decoder, torch.tensor([prompt]), tokens)
         steps = generate(decoder, hidden[:, -1], cache, [GenerationConfig(max_tokens=tokens)], tokenizer.decode, frozenset())
-        said.append(list(collect(steps, 1)[0].ids))
+        (row,) = collect(steps, 1)
+        if isinstance(row.finish, ModelError):
+            raise row.finish
+        said.append(list(row.ids))
     return prompts, decoder, said
 
 

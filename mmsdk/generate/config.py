@@ -1,7 +1,12 @@
 """How one request wants its text: how long, how random, where to end."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
+from typing import cast
+
+import numpy as np
 
 from mmsdk.errors import InputError
 
@@ -26,13 +31,25 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "a whole number of at least 1")
-        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number of at least 0 (0 is greedy)")
-        _check("top_k", self.top_k, self.top_k >= 0, "a whole number of at least 0 (0 leaves every token in)")
-        _check("top_p", self.top_p, 0 < self.top_p <= 1, "a number above 0 and up to 1")
-        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "a number from 0 to 1")
-        _check("seed", self.seed, 0 <= self.seed < 2**63, "a whole number from 0 to 2**63 - 1")
-        _check("stop", self.stop, isinstance(self.stop, tuple) and all(self.stop), "a tuple of strings, none of them empty")
+        _whole("max_tokens", self.max_tokens, 1, "a whole number of at least 1")
+        _real("temperature", self.temperature, lambda value: 0 <= value < math.inf, "a number of at least 0 (0 is greedy)")
+        _whole("top_k", self.top_k, 0, "a whole number of at least 0 (0 leaves every token in)")
+        _real("top_p", self.top_p, lambda value: 0 < value <= 1, "a number above 0 and up to 1")
+        _real("min_p", self.min_p, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+        _whole("seed", self.seed, 0, "a whole number from 0 to 2**63 - 1")
+        texts = isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)
+        _check("stop", self.stop, texts, "a tuple of strings, none of them empty")
+
+
+def _whole(name: str, value: object, least: int, expected: str) -> None:
+    # NumPy's whole numbers count as such; True and False do not. 2**63 is where torch's end.
+    fits = isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) < 2**63
+    _check(name, value, fits, expected)
+
+
+def _real(name: str, value: object, holds: Callable[[float], bool], expected: str) -> None:
+    number = isinstance(value, float | Integral | np.floating) and not isinstance(value, bool)
+    _check(name, value, number and bool(holds(cast(float, value))), expected)
 
 
 def _check(name: str, value: object, holds: bool, expected: str) -> None:

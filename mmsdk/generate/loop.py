@@ -24,15 +24,15 @@ from mmsdk.kv.types import KVCache
 
 __all__ = ["Finish", "Generated", "Step", "collect", "generate"]
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length"] | ModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One row went on. `ids` are the tokens it gained (none for the one that only ends the text), `text` is what that set free.
 
-    `finish` says why the row ends here, if it does: "stop" for an end-of-text id or a stop string, "length" for `max_tokens`.
-    A row gives no step after that one.
+    `finish` says why the row ends here, if it does: "stop" for an end-of-text id or a stop string, "length" for `max_tokens`, a
+    ModelError where its logits are not finite. A row gives no step after that one.
     """
 
     row: int
@@ -43,7 +43,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The whole of one row. The tokens of a stop string are among `ids`, its characters are not in `text`."""
+    """The whole of one row. The tokens of a stop string are among `ids`, its characters are not in `text`.
+
+    Where `finish` is an error, the row's text is what it said before, and no answer.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -63,7 +66,7 @@ def generate(
     `hidden` is the decoder's output at the last real token of every row's prompt, `cache` holds that prompt, `configs` has one entry
     a row, and `decode` leaves special tokens out. Prompt ids are never looked at, so that any id may pad them. The last token said
     is not in the cache yet; once half the rows of a batch have ended, the others go on in a copy of it.
-    Raises InputError for a wrong number of configs and ModelError where a row's logits are not finite.
+    A row whose logits are not finite ends by itself, with a ModelError as its finish. Raises InputError for a wrong number of configs.
     """
     if len(configs) != hidden.shape[0]:
         raise InputError(f"{len(configs)} of them for {hidden.shape[0]} rows", item="configs")
@@ -112,7 +115,8 @@ class _Row:
 
     def push(self, token: int) -> Step:
         if token < 0:
-            raise ModelError(f"row {self._number}: the logits of token {self._count} are not finite; try dtype float32")
+            error = ModelError(f"the scores of the answer's token {self._count} are not finite; try dtype float32")
+            return self._last((), self._text.finish(), error)
         if token in self._stop_ids:
             return self._last((), self._text.finish(), "stop")
         self._count += 1

@@ -18,6 +18,8 @@ from mmsdk.generate.config import GenerationConfig
 
 __all__ = ["Sampler", "admissible"]
 
+_SINGLE = torch.finfo(torch.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
@@ -39,12 +41,12 @@ class Sampler:
 
         drawn = any(config.temperature > 0 for config in configs)
         return Sampler(
-            temperature=column([config.temperature for config in configs], torch.float32),
-            top_k=column([config.top_k for config in configs], torch.int64),
-            top_p=column([config.top_p for config in configs], torch.float32),
-            min_p=column([config.min_p for config in configs], torch.float32),
+            temperature=column([_single(config.temperature) for config in configs], torch.float32),
+            top_k=column([int(config.top_k) for config in configs], torch.int64),
+            top_p=column([float(config.top_p) for config in configs], torch.float32),
+            min_p=column([float(config.min_p) for config in configs], torch.float32),
             ranked=any(config.top_k > 0 or config.top_p < 1 for config in configs),
-            generators=tuple(torch.Generator(device).manual_seed(config.seed) for config in configs) if drawn else (),
+            generators=tuple(torch.Generator(device).manual_seed(int(config.seed)) for config in configs) if drawn else (),
         )
 
     def select(self, rows: Sequence[int]) -> "Sampler":
@@ -59,15 +61,23 @@ class Sampler:
         if not self.generators:
             return best
         greedy = self.temperature == 0
-        # A greedy row takes any temperature here: what is drawn for it is not looked at.
-        scaled = logits.float() / torch.where(greedy, 1.0, self.temperature)
+        # From the best token down, so that the smallest temperature makes the others unlikely, and not all of them infinite. A greedy row
+        # takes any temperature: what is drawn for it is not looked at.
+        below = logits.float() - logits.amax(-1, keepdim=True)
+        scaled = below / torch.where(greedy, 1.0, self.temperature)
         scores = admissible(scaled, self.top_k, self.top_p, self.min_p) if self.ranked else _above(scaled, self.min_p)
         drawn = (scores + self._noise(logits.shape[-1])).argmax(-1)
         return torch.where(greedy[:, 0], best, drawn)
 
     def _noise(self, v: int) -> Float[Tensor, "b v"]:
         uniform = torch.stack([torch.rand(v, generator=generator, device=generator.device) for generator in self.generators])
-        return -torch.log(-torch.log(uniform))
+        # A zero is drawn once in some ten million, and would take its token out for good.
+        return -torch.log(-torch.log(uniform.clamp_min(_SINGLE.tiny)))
+
+
+def _single(temperature: int | float) -> float:
+    """The temperature as float32 holds it: 0 only where it is 0, and never infinite."""
+    return max(float(min(temperature, _SINGLE.max)), _SINGLE.tiny) if temperature > 0 else 0.0
 
 
 def admissible(

@@ -206,11 +206,32 @@ def test_a_token_is_computed_only_when_it_is_asked_for() -> None:
     assert cache.position.tolist() == before
 
 
-def test_logits_that_are_not_finite_name_the_row() -> None:
-    decoder, hidden, cache = prefilled(tiny(), PROMPTS)
-    hidden[2] = torch.nan
-    with pytest.raises(ModelError, match=r"row 2.*not finite"):
-        list(generate(decoder, hidden, cache, [GenerationConfig(max_tokens=2)] * 4, decode, NO_END))
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bad", [[2], [0, 1, 3]])
+def test_a_row_whose_logits_are_not_finite_ends_alone(bad: list[int], value: float) -> None:
+    model = tiny()
+    decoder, hidden, cache = prefilled(model, PROMPTS)
+    hidden[bad] = value
+    rows = collect(generate(decoder, hidden, cache, [GenerationConfig(max_tokens=8)] * 4, decode, NO_END), 4)
+    for place, row in enumerate(rows):
+        if place in bad:
+            assert isinstance(row.finish, ModelError) and "token 0 are not finite" in str(row.finish) and row.ids == ()
+        else:
+            assert row.finish == "length" and row.ids == theirs(model, PROMPTS[place], 8)
+
+
+def test_a_row_that_breaks_on_the_way_keeps_what_it_said() -> None:
+    model = tiny()
+    decoder, hidden, cache = prefilled(model, PROMPTS)
+    steps = generate(decoder, hidden, cache, [GenerationConfig(max_tokens=8)] * 4, decode, NO_END)
+    said = [next(steps) for _ in range(8)]
+    for layer in range(2):
+        cache.view(layer).values[1] = torch.nan  # the whole memory of one row
+    said += list(steps)
+    rows = collect(said, 4)
+    assert isinstance(rows[1].finish, ModelError) and rows[1].ids == theirs(model, PROMPTS[1], 2)
+    for place in (0, 2, 3):
+        assert rows[place].finish == "length" and rows[place].ids == theirs(model, PROMPTS[place], 8)
 
 
 def test_configs_must_be_one_a_row() -> None:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+import jaxtyping
+import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -118,6 +120,54 @@ def test_a_very_low_temperature_is_finite_and_greedy() -> None:
     assert torch.equal(sampler(scores), scores.argmax(-1))
 
 
+@pytest.mark.parametrize("temperature", [1e-38, 1e-45, 1e-300])
+@pytest.mark.parametrize("more", [{}, {"top_k": 5, "top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_the_lowest_temperatures_draw_the_best_token(temperature: float, more: dict[str, float]) -> None:
+    scores = logits(8, scale=30.0)
+    sampler = Sampler.of([GenerationConfig(temperature=temperature, seed=seed, **more) for seed in range(8)], CPU)
+    assert torch.equal(sampler(scores), scores.argmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [1e300, pytest.param(10**400, id="beyond any float")])
+def test_the_highest_temperatures_draw_any_token_but_those_that_cannot_be(temperature: float) -> None:
+    scores = torch.tensor([[0.0, 50.0, -torch.inf, -50.0]]).expand(400, -1)
+    drawn = Sampler.of([GenerationConfig(temperature=temperature, seed=seed) for seed in range(400)], CPU)(scores)
+    counts = torch.bincount(drawn, minlength=4)
+    assert counts[2] == 0 and counts[[0, 1, 3]].min() > 80
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of types at every call, as users run it."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_numpy_are_numbers_of_their_kind() -> None:
+    theirs = GenerationConfig(np.int64(5), np.float32(0.5), np.int32(3), np.float64(0.75), seed=np.int64(7))
+    ours, scores = GenerationConfig(5, 0.5, 3, 0.75, seed=7), logits(1)
+    assert theirs == ours and int(Sampler.of([theirs], CPU)(scores)) == int(Sampler.of([ours], CPU)(scores))
+    for value in (np.float64(5), np.bool_(True), np.array([5])):
+        with pytest.raises(InputError, match="max_tokens"):
+            GenerationConfig(value)
+
+
+def test_a_random_number_that_is_zero_takes_no_token_out() -> None:
+    # The only token that can be, drawn with the one uniform number in some ten million that is exactly 0.
+    seed, place = next(
+        (seed, int(zeros[0, 0]))
+        for seed in range(100)
+        if len(zeros := (torch.rand(1 << 22, generator=torch.Generator().manual_seed(seed)) == 0).nonzero())
+    )
+    sampler = Sampler.of([GenerationConfig(temperature=1.0, seed=seed)], CPU)
+    torch.rand(place - 3, generator=sampler.generators[0])
+    assert int(sampler(torch.tensor([[-torch.inf, -torch.inf, -torch.inf, 0.0]]))) == 3
+    # and the noise is finite for every one of them
+    again = Sampler.of([GenerationConfig(temperature=1.0, seed=seed)], CPU)
+    torch.rand(place - 3, generator=again.generators[0])
+    assert again._noise(64).isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_logits_are_sampled_in_single(dtype: torch.dtype) -> None:
     scores = logits(2).to(dtype)
@@ -130,6 +180,23 @@ def test_half_precision_logits_are_sampled_in_single(dtype: torch.dtype) -> None
     ("setting", "value"),
     [
         ("max_tokens", 0),
+        ("max_tokens", 5.0),
+        ("max_tokens", True),
+        ("max_tokens", "5"),
+        ("max_tokens", None),
+        ("temperature", "1"),
+        ("temperature", None),
+        ("temperature", True),
+        ("top_k", 2.5),
+        ("top_k", 2**63),
+        ("top_p", "0.9"),
+        ("min_p", (0.1,)),
+        ("seed", 1.0),
+        ("seed", 2**63),
+        ("stop", (1,)),
+        ("stop", (b"x",)),
+        ("stop", "x"),
+        ("stop", ["x"]),
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),
@@ -142,6 +209,7 @@ def test_half_precision_logits_are_sampled_in_single(dtype: torch.dtype) -> None
         ("stop", ("ok", "")),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_setting_that_cannot_be_is_named(setting: str, value: object) -> None:
     with pytest.raises(InputError, match=setting):
         GenerationConfig(**{setting: value})  # type: ignore[arg-type]
