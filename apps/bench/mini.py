@@ -51,7 +51,7 @@ class Mini:
         vlm = load("mini", None, torch.bfloat16, torch.device("cpu"))
         with tempfile.TemporaryDirectory(prefix="mmsdk-bench-") as folder:
             items = list(itertools.chain(self._drawn(), self._rendered(Path(folder))))
-            shard = build(Path(folder) / "held.safetensors", iter(items), len(items), vlm.encoder)
+            shard = build(Path(folder) / "held.safetensors", iter(items), len(items), vlm.encoder, origin=f"seed {self.seed}")
         families = sorted({family(sample) for sample in shard.samples}, key=("scene", "photo", "clip", "robot", "robot clip").index)
         scores: list[_Score] = []
         for name in families:

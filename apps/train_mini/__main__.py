@@ -25,6 +25,7 @@ from mmsdk.apps.train_mini.renders import render
 from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.models.mini.words import ADAPTER
 from mmsdk.models.types import Tokenizer
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
@@ -64,26 +65,32 @@ def _encoder(dtype: torch.dtype) -> Encoder:
 def _shards(args: argparse.Namespace, dtype: torch.dtype) -> tuple[list[Shard], Shard, Shard | None]:
     """(training shards, held-out drawn shard, held-out renders)."""
     emoji, photos, encoder = pull("emoji")["images"], pull("photos")["images"], _encoder(dtype)
-    artist = Artist(emoji, photos)
-    train = [
-        build(args.folder / f"train{i}.safetensors", draw(artist, args.seed + i, 2500, 200, 300), 3000, encoder, label=f"shard {i}")
-        for i in range(args.shards)
-    ]
-    unseen = Artist(emoji, photos, held_out=True)
-    held = build(args.folder / "held.safetensors", draw(unseen, HELD_OUT_SEED, 400, 40, 120), 560, encoder, label="held out")
+    artist, unseen = Artist(emoji, photos), Artist(emoji, photos, held_out=True)
+    train = [_drawn(args.folder / f"train{i}.safetensors", artist, args.seed + i, (2500, 200, 300), encoder) for i in range(args.shards)]
+    held = _drawn(args.folder / "held.safetensors", unseen, HELD_OUT_SEED, (400, 40, 120), encoder)
     if not args.renders:
         return train, held, None
-    sets = {}
-    for name, images, seed in (("robot", args.renders, 0), ("held_robot", args.renders // 6, 10_000)):
-        sets[name] = build(
-            args.folder / f"{name}.safetensors", _rendered(args.folder / f"renders_{name}", images, seed), images, encoder, label=name
-        )
-    return [*train, sets["robot"]], held, sets["held_robot"]
+    robot = _rendered(args.folder, "robot", args.renders, 0, encoder)
+    return [*train, robot], held, _rendered(args.folder, "held_robot", args.renders // 6, 10_000, encoder)
 
 
-def _rendered(folder: Path, images: int, seed: int) -> Iterator[Scene | Clip]:
-    """Pictures and clips of the simulators, rendered when the first is asked for."""
-    render(folder, images=images, clips=images * 7 // 30, seed=seed)
+def _drawn(path: Path, artist: Artist, seed: int, counts: tuple[int, int, int], encoder: Encoder) -> Shard:
+    """Scenes, crops of photos and clips, in these numbers."""
+    origin = "seed {}: {} scenes, {} photos, {} clips".format(seed, *counts)
+    return build(path, draw(artist, seed, *counts), sum(counts), encoder, origin=origin, label=path.stem)
+
+
+def _rendered(folder: Path, name: str, images: int, seed: int, encoder: Encoder) -> Shard:
+    """Pictures and clips of the simulators."""
+    clips = images * 7 // 30
+    origin = f"seed {seed}: {images} renders, {clips} clips"
+    items = _renders(folder / f"renders_{name}", images, clips, seed)
+    return build(folder / f"{name}.safetensors", items, images + clips, encoder, origin=origin, label=name)
+
+
+def _renders(folder: Path, images: int, clips: int, seed: int) -> Iterator[Scene | Clip]:
+    """The same, rendered when the first is asked for."""
+    render(folder, images=images, clips=clips, seed=seed)
     renders = Renders(folder)
     yield from itertools.chain(renders.scenes(), renders.clips())
 
@@ -137,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     adapters = tuning.Adapters(decoder, recipe.rank, recipe.scale, recipe.seed)
     layer: Callable[..., Tensor] = tuning.layer_forward if args.no_compile else torch.compile(tuning.layer_forward, dynamic=False)
     loop.finetune(decoder, projector, adapters, shards, tokenizer, recipe, args.folder, layer)
-    export(args.folder / "mini_adapter.safetensors", projector, adapters)
+    export(args.folder / ADAPTER, projector, adapters)
     _report(decoder, projector, adapters, [held, *([held_robot] if held_robot else [])], tokenizer, args.evaluate)
 
 

@@ -1,18 +1,20 @@
 """Samples and their features: each drawn scene, photo, render or clip with what the encoder sees of it, kept in shards on disk.
 
-A shard is a safetensors file (features, grids, counts) beside a JSON file (what is in each sample). It is a pure function of the seed, so
-an interrupted run goes on with the shards it has.
+A shard is a safetensors file (features, grids, counts) beside a JSON file (what is in each sample). It is a pure function of where it
+comes from (a seed and counts), which its metadata `origin` says, so an interrupted run goes on with the shards it has.
 """
 
 import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -21,9 +23,10 @@ from mmsdk.apps.train_mini.clips import Actor, Clip, clip
 from mmsdk.apps.train_mini.questions import QA, about_clip, about_scene
 from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
 from mmsdk.apps.train_mini.vocabulary import place_of
+from mmsdk.errors import InputError
 from mmsdk.vision.types import Image, Media, Video, VisionEncoder, VisualTokens
 
-__all__ = ["Renders", "Sample", "Shard", "build", "draw", "media_of"]
+__all__ = ["Renders", "Sample", "Shard", "build", "check_origin", "draw", "encoded", "media_of"]
 
 _LEAST = 0.002
 """Smallest share of a render that a thing must cover to be asked about: about half a patch of 256."""
@@ -136,35 +139,84 @@ def _sample(note: dict[str, dict]) -> Sample:  # type: ignore[type-arg]
 
 
 def build(
-    path: Path, items: Iterator[Scene | Clip], total: int, encoder: VisionEncoder, *, batch: int = 16, label: str = "encoding"
+    path: Path, items: Iterator[Scene | Clip], total: int, encoder: VisionEncoder, *, origin: str, batch: int = 16, label: str = "encoding"
 ) -> Shard:
-    """The shard at `path`, made from `items` when it is not there yet; written whole or not at all."""
+    """The shard at `path`, mapped from disk; made from the `total` items when it is not there yet, written whole or not at all.
+
+    `origin` says what the items are (a seed, counts). Raises InputError for a shard of another origin.
+    """
     notes = path.with_suffix(".json")
     if path.exists() and notes.exists():
-        data = load_file(path)
-        kept = tuple(_sample(n) for n in json.loads(notes.read_text()))
-        return Shard(kept, data["features"], data["counts"], data["grids"])
+        check_origin(path, origin)
+        return _read(path, notes)
+    shard = encoded(items, total, encoder, batch=batch, label=label)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {"features": shard.features, "counts": shard.counts, "grids": shard.grids}
+    save_file(tensors, path.with_suffix(".part"), metadata={"origin": origin})
+    notes.write_text(json.dumps([_note(s) for s in shard.samples]))
+    os.replace(path.with_suffix(".part"), path)
+    return _read(path, notes)
+
+
+def encoded(items: Iterator[Scene | Clip], total: int, encoder: VisionEncoder, *, batch: int = 16, label: str = "encoding") -> Shard:
+    """A shard in memory of the `total` items."""
     samples: list[Sample] = []
-    rows = []
+    rows = _Rows(total)
     with tqdm(total=total, desc=label, unit="img", mininterval=2) as bar:
         for group in _groups(items, batch):
-            rows += [_half(tokens) for tokens in encoder([media_of(item) for item in group])]
+            for tokens in encoder([media_of(item) for item in group]):
+                rows.append(tokens)
             samples += [_bare(item) for item in group]
             bar.update(len(group))
-    counts = torch.tensor([len(f) for f, _ in rows])
-    features = torch.zeros(len(rows), int(counts.max()), rows[0][0].shape[1], dtype=torch.float16)
-    for i, (f, _) in enumerate(rows):
-        features[i, : len(f)] = f
-    grids = torch.tensor([g for _, g in rows])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"features": features, "counts": counts, "grids": grids}, path.with_suffix(".part"))
-    notes.write_text(json.dumps([_note(s) for s in samples]))
-    os.replace(path.with_suffix(".part"), path)
-    return Shard(tuple(samples), features, counts, grids)
+    return Shard(tuple(samples), **rows.tensors())
 
 
-def _half(tokens: VisualTokens) -> tuple[Tensor, tuple[int, int, int]]:
-    return tokens.features.half(), tokens.grid
+def _read(path: Path, notes: Path) -> Shard:
+    data = load_file(path)
+    samples = tuple(_sample(n) for n in json.loads(notes.read_text()))
+    if len(samples) != len(data["features"]):
+        raise InputError(f"has {len(data['features'])} rows, {notes.name} describes {len(samples)}; remove both", item=str(path))
+    return Shard(samples, data["features"], data["counts"], data["grids"])
+
+
+def check_origin(path: Path, origin: str) -> None:
+    """Raises InputError for a file of another origin; one that does not say its origin only earns a warning."""
+    with safe_open(path, framework="pt") as file:
+        found = (file.metadata() or {}).get("origin")
+    if found is None:
+        warnings.warn(f"{path} does not say what it was made from; it is taken for {origin}", stacklevel=3)
+    elif found != origin:
+        raise InputError(f"was made from {found}, this run is about {origin}; remove it or choose another folder", item=str(path))
+
+
+class _Rows:
+    """Samples of different lengths in one tensor [rows, most, d], written as they come, so that they are never held twice.
+
+    It is made for the rows announced and the longest sample so far. A longer one widens it: once, where clips follow pictures.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._features = torch.zeros(0, 0, 0, dtype=torch.float16)
+        self._counts: list[int] = []
+        self._grids: list[tuple[int, int, int]] = []
+
+    def append(self, tokens: VisualTokens) -> None:
+        row, (count, width) = len(self._counts), tokens.features.shape
+        most = max(count, self._features.shape[1])
+        if row >= len(self._features) or most > self._features.shape[1]:
+            # NumPy asks for memory that is zero already, which takes none until it is written to.
+            roomy = torch.from_numpy(np.zeros((self._total if row < self._total else 2 * row + 1, most, width), np.float16))
+            if row:
+                roomy[:row, : self._features.shape[1]] = self._features[:row]
+            self._features = roomy
+        self._features[row, :count] = tokens.features
+        self._counts.append(count)
+        self._grids.append(tokens.grid)
+
+    def tensors(self) -> dict[str, Tensor]:
+        rows = len(self._counts)
+        return {"features": self._features[:rows], "counts": torch.tensor(self._counts), "grids": torch.tensor(self._grids)}
 
 
 def _groups(items: Iterator[Scene | Clip], size: int) -> Iterator[list[Scene | Clip]]:

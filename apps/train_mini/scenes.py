@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mmsdk.apps.train_mini import vocabulary as words
+from mmsdk.errors import InputError
 
 __all__ = ["Artist", "Scene", "Thing"]
 
@@ -81,22 +82,33 @@ def _shape_points(shape: str, r: float) -> list[tuple[float, float]]:
     }[shape]  # fmt: skip
 
 
+def _checked(font: Path) -> Path:
+    """A font that can be read: said before hours of drawing, not at the first word among them."""
+    try:
+        ImageFont.truetype(str(font), 24)
+    except OSError as error:
+        raise InputError(
+            f"the font cannot be read ({error}); on Debian and Ubuntu: apt install fonts-dejavu-core", item=str(font)
+        ) from error
+    return font
+
+
 class Artist:
     """Draws things and scenes from the unpacked emoji set, the photos of scikit-image and the DejaVu fonts.
 
-    `emoji` is the folder with emoji.json and img/google/64, `photos` the folder with the photos.
+    `emoji` is the folder with emoji.json and img/google/64, `photos` the folder with the photos. Raises InputError where a font is missing.
     """
 
     def __init__(
         self, emoji: Path, photos: Path, fonts: Path = Path("/usr/share/fonts/truetype/dejavu"), *, held_out: bool = False
     ) -> None:
         self.held_out = held_out
+        self._fonts = [_checked(fonts / name) for name in ("DejaVuSans-Bold.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono-Bold.ttf")]
         files = {e["short_name"]: e["image"] for e in json.loads((emoji / "emoji.json").read_text())}
         self._emoji = {k.name: Image.open(emoji / "img" / "google" / "64" / files[k.emoji]).convert("RGBA") for k in words.OBJECTS}
         self.photos = {
             name: Image.open(photos / name).convert("RGB") for name in words.PHOTOS if (name in words.HELD_OUT_PHOTOS) == held_out
         }
-        self._fonts = [fonts / name for name in ("DejaVuSans-Bold.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono-Bold.ttf")]
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - artists live as long as the program
     def _font(self, family: int, size: int) -> ImageFont.FreeTypeFont:

@@ -1,24 +1,31 @@
 """Training of mini: its pass is the decoder's own, scenes keep what is held out, answers are true, a resumed run is the same run."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmsdk.apps.train_mini import finetune as tuning
 from mmsdk.apps.train_mini import loop
 from mmsdk.apps.train_mini import vocabulary as words
-from mmsdk.apps.train_mini.clips import clip
-from mmsdk.apps.train_mini.features import Sample, Shard
+from mmsdk.apps.train_mini.clips import Clip, clip
+from mmsdk.apps.train_mini.features import Sample, Shard, build, media_of
 from mmsdk.apps.train_mini.questions import COUNTS, about_clip, about_scene
 from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
+from mmsdk.errors import InputError
 from mmsdk.kv.none import NoCache
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.models.mini.words import ADAPTER, BOS, EOS, asked
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
+from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.vit import ViT, ViTConfig
 
 WIDTH, VISION = 24, 10
 CONFIG = DecoderConfig(
@@ -113,7 +120,7 @@ def test_a_pair_sees_the_pictures_and_itself(blind: float) -> None:
 def test_answers_are_predicted_from_the_token_before_them() -> None:
     batch = tiny_batch()
     assert torch.equal(batch.ids.flatten()[batch.answers + 1], batch.labels)
-    ends = [i for i, label in enumerate(batch.labels.tolist()) if label == tuning.END]
+    ends = [i for i, label in enumerate(batch.labels.tolist()) if label == EOS]
     assert len(ends) == len(batch.kinds) and torch.equal(batch.owner[ends], torch.arange(len(ends)))
 
 
@@ -124,6 +131,90 @@ def test_a_control_asks_the_same_questions_of_another_picture() -> None:
     ]
     assert torch.equal(packed[0].ids, packed[1].ids) and torch.equal(packed[0].features, packed[1].features)
     assert torch.equal(packed[0].ids, packed[2].ids) and torch.equal(packed[2].features[:16], shard.features[1].float())
+
+
+def eyes() -> Encoder:
+    torch.manual_seed(4)
+    vit = ViT(ViTConfig(width=32, layers=2, heads=2, hidden=64, grid=4)).eval().requires_grad_(False)
+    return Encoder(Dinov2(vit, (0,)), Preprocess(area=16))
+
+
+def seen() -> list[Scene | Clip]:
+    """Two pictures of unlike shapes, a clip that has more tokens than either, and a picture again."""
+    rng = np.random.default_rng(0)
+    pictures = [Scene(rng.integers(0, 256, (*size, 3), dtype=np.uint8), (), "red") for size in ((56, 56), (28, 84), (56, 56))]
+    clip = Clip(rng.integers(0, 256, (6, 56, 56, 3), dtype=np.uint8), (), "robot", "push")
+    return [*pictures[:2], clip, pictures[2]]
+
+
+def test_a_shard_is_what_the_encoder_sees_mapped_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "shard.safetensors"
+    shard = build(path, iter(seen()), 4, eyes(), origin="here", batch=100)
+    tokens = eyes()([media_of(item) for item in seen()])
+    assert shard.counts.tolist() == [len(t) for t in tokens] == [16, 12, 24, 16]
+    assert shard.grids.tolist() == [list(t.grid) for t in tokens] and shard.features.shape == (4, 24, 64)
+    for row, t in zip(shard.features, tokens, strict=True):
+        assert torch.equal(row[: len(t)], t.features.half()) and not row[len(t) :].any()
+    assert [s.clip is None for s in shard.samples] == [True, True, False, True] and shard.samples[0].scene.background == "red"
+    assert {name: t.dtype for name, t in load_file(path).items()} == {
+        "features": torch.float16, "counts": torch.int64, "grids": torch.int64,
+    }  # fmt: skip
+    # in the page cache alone, however large it is
+    assert str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("total", [1, 4, 9])
+def test_a_wrong_announcement_costs_time_and_no_row(tmp_path: Path, total: int) -> None:
+    expected = build(tmp_path / "a.safetensors", iter(seen()), 4, eyes(), origin="here", batch=1)
+    found = build(tmp_path / "b.safetensors", iter(seen()), total, eyes(), origin="here", batch=1)
+    assert torch.equal(found.features, expected.features) and torch.equal(found.counts, expected.counts)
+
+
+def never() -> Iterator[Scene | Clip]:
+    raise AssertionError("drawn again")
+    yield
+
+
+def test_a_shard_is_used_again_for_what_it_was_made_from_alone(tmp_path: Path) -> None:
+    path = tmp_path / "shard.safetensors"
+    made = build(path, iter(seen()), 4, eyes(), origin="seed 0: 4 samples")
+    again = build(path, never(), 4, eyes(), origin="seed 0: 4 samples")
+    assert torch.equal(made.features, again.features) and [s.scene is None for s in again.samples] == [False, False, True, False]
+    for origin in ("seed 1: 4 samples", "seed 0: 5 samples"):
+        with pytest.raises(
+            InputError, match=f"made from seed 0: 4 samples, this run is about {origin}; remove it or choose another folder"
+        ):
+            build(path, never(), 4, eyes(), origin=origin)
+    assert path.exists()
+
+
+def test_a_shard_that_does_not_say_what_it_was_made_from_is_used_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "shard.safetensors"
+    made = build(path, iter(seen()), 4, eyes(), origin="here")
+    save_file({name: tensor.clone() for name, tensor in load_file(path).items()}, tmp_path / "bare")
+    (tmp_path / "bare").replace(path)
+    with pytest.warns(UserWarning, match="does not say what it was made from"):
+        assert torch.equal(build(path, never(), 4, eyes(), origin="here").features, made.features)
+    path.with_suffix(".json").write_text("[]")
+    with pytest.warns(UserWarning, match="does not say"), pytest.raises(InputError, match=r"has 4 rows, shard\.json describes 0"):
+        build(path, never(), 4, eyes(), origin="here")
+
+
+def test_missing_fonts_are_told_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_DATA_DIRS", "XDG_DATA_HOME"):  # where else Pillow looks
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(InputError, match=r"DejaVuSans-Bold\.ttf.*apt install fonts-dejavu-core"):
+        Artist(tmp_path, tmp_path, fonts=tmp_path)
+
+
+def test_training_asks_in_the_words_of_the_model() -> None:
+    batch = tiny_batch()
+    assert batch.ids[:, 0].tolist() == [BOS, BOS] and (BOS, EOS) == (1, 2)
+    question = b"Question: "
+    starts = (batch.positions[0] == 17).nonzero()[:, 0].tolist()
+    assert all(batch.ids[0, start : start + len(question)].tolist() == [3 + c for c in question] for start in starts)
+    assert asked("Is it red?") == "Question: Is it red?\nAnswer:"
+    assert ADAPTER == "mini_adapter.safetensors"
 
 
 def run(folder: Path, *stops: int) -> dict[str, Tensor]:
