@@ -90,7 +90,7 @@ class Pipeline:
         cannot be answered gives its error in its place, and the others are answered as they would be alone. Settings are those of
         `GenerationConfig`; `compress` replaces the pipeline's own for this call.
 
-        Raises InputError, and BudgetError, for a single question that cannot be answered.
+        Raises InputError, and BudgetError, for a single question that cannot be answered, ModelError where its scores are not finite.
         """
         config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
         steps = self.compression if compress is None else compression(compress)
@@ -115,7 +115,10 @@ class Pipeline:
         stop: tuple[str, ...] = (),
         compress: CompressionSpec | None = None,
     ) -> "Stream":
-        """The same answer in pieces, as they become certain; the pieces joined are the answer. Errors are raised here, at once."""
+        """The same answer in pieces, as they become certain; the pieces joined are the answer.
+
+        Errors are raised here, at once; only scores that are not finite end the stream later, with a ModelError where they occur.
+        """
         config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
         steps = self.compression if compress is None else compression(compress)
         clock = Clock(device_of(self.vlm))
@@ -155,7 +158,10 @@ class Pipeline:
             said.append(step)
             if piece:
                 yield piece
-        return _answer(row, collect(said, 1)[0], config.seed, clock)
+        answer = _answer(row, collect(said, 1)[0], config.seed, clock)
+        if isinstance(answer, ModelError):
+            raise answer
+        return answer
 
 
 class Stream(Iterator[str]):
@@ -183,7 +189,9 @@ class Stream(Iterator[str]):
         return self._answer
 
 
-def _answer(row: Row, text: Generated, seed: int, clock: Clock) -> Answer:
+def _answer(row: Row, text: Generated, seed: int, clock: Clock) -> Answer | ModelError:
+    if isinstance(text.finish, ModelError):
+        return text.finish
     counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids))
     return Answer(text.text.lstrip(), counts, clock.timings, seed, text.finish, row.sights)
 

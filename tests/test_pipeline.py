@@ -283,6 +283,20 @@ def test_half_precision_runs_and_keeps_its_dtype(pipe: Pipeline, dtype: torch.dt
     assert answer.tokens == pipe(picture(0), "What is it?", max_tokens=4).tokens
 
 
+def test_an_answer_whose_scores_are_not_finite_fails_alone(pipe: Pipeline) -> None:
+    broken = in_dtype(pipe, torch.float32)
+    (word, *_) = (i for i in broken.vlm.tokenizer.encode(" xylophone") if i not in broken.vlm.tokenizer.encode("Is it a tree? Why?"))
+    broken.vlm.decoder.embedding.weight[word] = torch.nan
+    items = [(picture(0), "What is it?"), (picture(1), "Is it a xylophone?"), ([], "Why?")]
+    first, second, third = broken(items, max_tokens=4)
+    assert isinstance(second, ModelError) and "not finite" in str(second)
+    assert same(first, pipe(*items[0], max_tokens=4)) and same(third, pipe(*items[2], max_tokens=4))
+    with pytest.raises(ModelError, match="not finite"):
+        broken(*items[1], max_tokens=4)
+    with pytest.raises(ModelError, match="not finite"):
+        list(broken.stream(*items[1], max_tokens=4))
+
+
 def test_stop_strings_end_the_answer(pipe: Pipeline) -> None:
     full = pipe(picture(0), "What is it?", max_tokens=12)
     cut = str(full)[len(full) // 2 :][:3]
