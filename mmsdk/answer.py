@@ -41,7 +41,8 @@ class Timings:
 class Sight:
     """One visual input as the model looked at it: where its tokens stood, what the encoder found important, what was kept.
 
-    `source` names the input; `positions` and `saliency` are those of the tokens before compression (`saliency` may be empty).
+    `source` names the input; `positions` and `saliency` are those of the tokens before compression (`saliency` may be empty). `notes` are
+    intake's: what of the input was not looked at, such as the other frames of an animation or the end of a clip that is cut short.
     """
 
     source: str
@@ -49,6 +50,7 @@ class Sight:
     positions: Int[Tensor, "n 3"]
     saliency: Float[Tensor, " m"]
     audit: Audit
+    notes: tuple[str, ...] = ()
 
 
 class Answer(str):

@@ -77,7 +77,7 @@ def _encode_shortened(vlm: VLM, prompts: Mapping[int, Prompt], step: Step[Shorte
 def _shortened(item: Media, result: Shortened, encoder: ShorteningEncoder, method: str) -> Seen:
     tokens, owner = result.tokens, result.owner
     audit = Audit(method, owner, torch.zeros(len(owner), device=owner.device))
-    sight = Sight(item.source, tokens.grid, result.positions, tokens.saliency[owner], audit)
+    sight = Sight(item.source, tokens.grid, result.positions, tokens.saliency[owner], audit, item.notes)
     return Seen(encoder.count(item.size, _frames(item)), tokens, sight)
 
 
@@ -101,7 +101,7 @@ def _frames(item: Media) -> int:
 
 def _seen(media: Media, tokens: VisualTokens) -> Seen:
     audit = untouched(tokens).audit
-    return Seen(len(tokens), tokens, Sight(media.source, tokens.grid, tokens.positions, tokens.saliency, audit))
+    return Seen(len(tokens), tokens, Sight(media.source, tokens.grid, tokens.positions, tokens.saliency, audit, media.notes))
 
 
 def _thin(compression: Compression, index: int, row: Sequence[Seen]) -> list[Seen] | MmsdkError:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 
 from mmsdk.answer import Answer
@@ -29,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
         check(path)
     pipe = pipeline("image-text-to-text", model=args.model, compress=args.compress, dtype=args.dtype, device=args.device)
     answer = (_whole if args.json else _streamed)(pipe, paths, question, config)
+    for sight in answer.sights:
+        for note in sight.notes:
+            print(f"mmsdk: {sight.source}: {note}", file=sys.stderr)
     if args.explain:
         save(draw([load(path) for path in paths], answer.sights, f"{question} {answer}"), Path(args.explain))
     if args.json:

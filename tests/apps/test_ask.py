@@ -48,13 +48,16 @@ def test_options_may_stand_between_and_sources_be_of_any_kind(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mon café 猫 🧿.png"
+    moving = tmp_path / "moving.gif"
     with PIL.Image.open(photos / "coffee.png") as photo:
         photo.resize((56, 56)).save(path)
+        photo.resize((56, 56)).save(moving, save_all=True, append_images=[PIL.Image.new("RGB", (56, 56))])
     uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-    words = ["ask", str(path), "--model", str(model), uri, "--max-tokens", "2", "Are these the same? 猫", "--json"]
+    words = ["ask", str(path), "--model", str(model), uri, str(moving), "--max-tokens", "2", "Are these the same? 猫", "--json"]
     assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert json.loads(shown)["tokens"]["visual"] == 512 and shown.isascii()
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["tokens"]["visual"] == 768 and shown.out.isascii()
+    assert f"{moving}: the first of several frames" in shown.err and shown.err.count("\n") == 1
 
 
 class Reader(io.StringIO):

@@ -18,7 +18,7 @@ import torch
 
 from mmsdk.errors import InputError
 from mmsdk.vision.intake import Frames, Limits, check, load, load_all, load_image, load_video
-from mmsdk.vision.types import Image
+from mmsdk.vision.types import Image, Video
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
 
@@ -295,6 +295,13 @@ def test_what_is_no_source_at_all_is_an_input_error_too() -> None:
     for name, hint in (("none", "NoneType"), ("number", "int"), ("odd path", "no such file"), ("silent", "binary"), ("few times", "2")):
         assert hint in told[name]
     assert "uint8" in told["float image"] and "3 h w" in told["image of an array"]
+
+
+def test_vi_01_an_image_or_a_clip_without_pixels_is_named() -> None:
+    nothing = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
+    for void in (Video(nothing, torch.zeros(0), "void"), Image(torch.zeros(3, 0, 4, dtype=torch.uint8), "void")):
+        with pytest.raises(InputError, match="void: has no pixels"):
+            load(void)
 
 
 def test_limits_hold_for_what_is_already_in_memory() -> None:

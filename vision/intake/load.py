@@ -163,12 +163,14 @@ def _check_frames(clip: Frames) -> None:
 
 
 def _sound(media: Image | Video) -> Image | Video:
-    """An image or a clip that a program made itself, if its shape and type are what they claim."""
+    """An image or a clip that a program made itself, if its shape and type are what they claim and there is something to see."""
     moving = isinstance(media, Video)
     pixels = media.frames if isinstance(media, Video) else media.pixels
     if pixels.dtype != torch.uint8 or pixels.ndim != 3 + moving or pixels.shape[-3] != 3:
         told = f"{pixels.dtype} of shape {tuple(pixels.shape)}, expected uint8 of {'t 3 h w' if moving else '3 h w'}"
         raise InputError(f"{told}; load makes it of any array", item=media.source)
+    if not pixels.numel():
+        raise InputError("has no pixels; give at least one frame of at least 1x1", item=media.source)
     if isinstance(media, Video) and media.times.shape != pixels.shape[:1]:
         raise InputError(f"{tuple(media.times.shape)} times for {len(pixels)} frames, expected one each", item=media.source)
     return media
