@@ -6,6 +6,7 @@
 reads no value of any tensor: it works on the meta device too, which is how a kernel is compiled without a GPU.
 """
 
+import math
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from mmsdk.errors import InputError
 
 __all__ = ["TOLERANCE", "Arguments", "Case", "Launch", "Op", "Plan", "Result", "distant", "normal"]
 
@@ -43,7 +46,10 @@ class Launch:
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
     def __call__(self) -> None:
-        """Start it; on a GPU this returns before it is done."""
+        """Start it; on a GPU this returns before it is done. Raises InputError for 2**31 programs or more, which Triton would drop."""
+        programs = math.prod(self.grid)
+        if programs >= 2**31:
+            raise InputError(f"{programs} programs are too many for one launch; split the batch", item=self.kernel.__name__)
         self.kernel[self.grid](**self.arguments, **self.constants, **self.options)
 
 
@@ -55,9 +61,10 @@ class Plan:
     launches: tuple[Launch, ...]
 
     def run(self) -> Result:
-        """Launch all and return the results."""
-        for launch in self.launches:
-            launch()
+        """Launch all, on the device that holds the results, and return them."""
+        with torch.cuda.device_of(self.out[0]):
+            for launch in self.launches:
+                launch()
         return self.out
 
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 from mmsdk.kernels.case import TOLERANCE, Arguments, Case, Op
 from mmsdk.kernels.ops import find
@@ -49,14 +48,13 @@ def compare(name: str, op: Op, case: Case, dtype: torch.dtype, device: torch.dev
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Within, torch.empty gives NaN, or the largest integer."""
-    before = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
+    # torch then fills new memory, unless torch.utils.deterministic was told not to
     torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        deterministic.fill_uninitialized_memory = before[1]
+        torch.use_deterministic_algorithms(before)
 
 
 def interpreted(names: Sequence[str]) -> list[Agreement]:

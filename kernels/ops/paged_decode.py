@@ -3,8 +3,8 @@
     s_j = scale q . k_j,   out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(sink)),   lse = log of that denominator
 
 Token j of row b lies in block table[b, j // 16] at slot j % 16; lengths are true ones, per row. One program takes a part of a row's tokens
-for the r = h / g query heads that share a key-value head, so that every key is read once (split-KV, Flash-Decoding); a second kernel merges
-the parts by their log-sum-exps. A row of length 0, without a sink, gives 0 and an lse of -inf. `window` keeps the last tokens alone.
+for the r = h / g query heads that share a key-value head, so that every key is read once (split-KV, Flash-Decoding); `mmsdk.kernels.parts`
+merges the parts by their log-sum-exps. A row of length 0, without a sink, gives 0 and an lse of -inf. `window` keeps the last tokens alone.
 
 An int8 cache holds round(x / scale) with one float32 scale per token and head (`kv_store`). The product with q commutes with the scale, so
 codes are multiplied as they are (exact in bfloat16) and scores and weights take the scales.
@@ -17,13 +17,11 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels._triton import accumulable, jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
+from mmsdk.kernels.parts import LOG2E, merged, parts_of, unmerged
 
 __all__ = ["OP", "paged_decode"]
 
 _WIDEST = 256
-_LOG2E = 1.4426950408889634
-# Tokens of a program at least, parts of a row at most, and programs that fill a GPU of this day.
-_PART, _PARTS, _PROGRAMS = 128, 32, 512
 
 
 def paged_decode(
@@ -102,11 +100,11 @@ def _plan(
 ) -> Plan:
     b, h, d = query.shape
     page, g = keys.shape[1:3]
-    query, keys, values, table = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, keys, values, table))
-    parts = max(1, min(_PARTS, -(-table.shape[1] * page // _PART), -(-_PROGRAMS // max(b * g, 1))))
-    partial = torch.empty(b, h, parts, d, dtype=torch.float32, device=query.device)
-    partial_lse = torch.empty(b, h, parts, dtype=torch.float32, device=query.device)
-    out, lse = torch.empty(b, h, d, dtype=query.dtype, device=query.device), torch.empty(b, h, dtype=torch.float32, device=query.device)
+    if keys.stride(-1) != 1 or values.stride(-1) != 1:
+        raise InputError("the channels of a cache lie side by side in memory", item="keys")
+    query, table = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, table))
+    parts = parts_of(table.shape[1] * page, b * g)
+    partial, partial_lse = unmerged(b, h, parts, d, query.device)
     split = Launch(
         _split,
         (b * g, parts),
@@ -130,7 +128,7 @@ def _plan(
             "value_head": values.stride(2),
             "table_row": table.stride(0),
             "shared_heads": g,
-            "scale": scale * _LOG2E,
+            "scale": scale * LOG2E,
         },
         {
             "group": h // g,
@@ -144,20 +142,7 @@ def _plan(
             "block": max(power(d), 16),
         },
     )
-    merge = Launch(
-        _merge,
-        (b * h,),
-        {
-            "partial": partial,
-            "partial_lse": partial_lse,
-            "sinks": lse if sinks is None else sinks,
-            "out": out,
-            "lse": lse,
-            "heads": h,
-            "parts": parts,
-        },
-        {"d": d, "sink": sinks is not None, "part_block": power(parts), "block": power(d)},
-    )
+    out, lse, merge = merged(partial, partial_lse, sinks, query.dtype)
     return Plan((out, lse), (split, merge))
 
 
@@ -245,42 +230,6 @@ def _split(
     place = (row * shared_heads * group + head) * parts + part
     tl.store(partial + place[:, None] * d + channel[None, :], mixed / divisor[:, None], mask=real[:, None] & narrow[None, :])
     tl.store(partial_lse + place, tl.where(alive, best + tl.log2(divisor), float("-inf")), mask=real)
-
-
-@jit
-def _merge(
-    partial: tl.tensor,
-    partial_lse: tl.tensor,
-    sinks: tl.tensor,
-    out: tl.tensor,
-    lse: tl.tensor,
-    heads: tl.tensor,
-    parts: tl.tensor,
-    d: tl.constexpr,
-    sink: tl.constexpr,
-    part_block: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    place = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, part_block)
-    channel = tl.arange(0, block)
-    logs = tl.load(partial_lse + place * parts + part, mask=part < parts, other=float("-inf"))
-    peak = tl.max(logs, 0)
-    if sink:
-        drain = tl.load(sinks + place % heads).to(tl.float32) * 1.4426950408889634
-        peak = tl.maximum(peak, drain)
-    anchor = tl.where(peak == float("-inf"), 0.0, peak)
-    weights = tl.exp2(logs - anchor)
-    total = tl.sum(weights, 0)
-    if sink:
-        total += tl.exp2(drain - anchor)
-    alive = total > 0
-    divisor = tl.where(alive, total, 1.0)
-    at = (place * parts + part)[:, None] * d + channel[None, :]
-    mixed = tl.load(partial + at, mask=(part < parts)[:, None] & (channel < d)[None, :], other=0.0)
-    result = tl.sum(mixed * weights[:, None], 0) / divisor
-    tl.store(out + place * d + channel, result.to(out.dtype.element_ty), mask=channel < d)
-    tl.store(lse + place, tl.where(alive, (anchor + tl.log2(divisor)) * 0.6931471805599453, float("-inf")))
 
 
 def _case(

@@ -103,6 +103,10 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
                 *(torch.empty(70_000, dtype=torch.int64), 1.0, 0, None, None, None),
             ),
         ),
+        (
+            "mla_decode",
+            lambda: (torch.empty(70_000, 8, 40), torch.empty(9, 16, 40), torch.empty(70_000, 99), torch.empty(70_000), 1.0, 32),
+        ),
         ("kv_store", lambda: (*(torch.empty(200_000, 8, 64),) * 2, torch.empty(200_000), *(torch.empty(9, 16, 8, 64),) * 2, None, None)),
         ("sample", lambda: (torch.empty(200_000, 100), *(torch.empty(200_000),) * 5)),
     ],
@@ -114,6 +118,14 @@ def test_ka_11_more_blocks_than_a_second_axis_takes(name: str, make: object) -> 
         plan = find(name).plan(*make())
     for launch in plan.launches:
         assert launch.grid[0] > 65535 and all(size <= 65535 for size in launch.grid[1:])
+
+
+def test_ka_11_more_programs_than_a_launch_takes_are_refused() -> None:
+    """Triton multiplies the axes in 32 bits and would start none of them."""
+    with torch.device("meta"):
+        plan = find("swiglu").plan(torch.empty(2**21, 2**21))
+    with pytest.raises(InputError, match="2147483648 programs"):
+        plan.launches[0]()
 
 
 def test_what_a_kernel_forgets_to_write_is_seen() -> None:

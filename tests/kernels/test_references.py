@@ -18,6 +18,7 @@ from mmsdk.kernels.ops.flash_prefill import flash_prefill
 from mmsdk.kernels.ops.gather import gather
 from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
 from mmsdk.kernels.ops.kv_store import kv_store
+from mmsdk.kernels.ops.mla_decode import mla_decode
 from mmsdk.kernels.ops.paged_decode import paged_decode
 from mmsdk.kernels.ops.rms_norm import add_rms_norm, rms_norm
 from mmsdk.kernels.ops.rope import rope
@@ -124,6 +125,18 @@ def true_paged_decode(
     return out, lse
 
 
+def true_mla_decode(query: Tensor, cache: Tensor, table: Tensor, lengths: Tensor, scale: float, latent: int) -> Result:
+    """The cache as one head whose values are the first channels of its keys."""
+    b, h = query.shape[:2]
+    out, lse = torch.zeros(b, h, latent, dtype=torch.float64), torch.zeros(b, h, dtype=torch.float64)
+    for row, length in enumerate(lengths.tolist()):
+        seen = [int(table[row, j // 16]) * 16 + j % 16 for j in range(length)]
+        entries = cache.flatten(0, 1)[seen] if seen else cache.new_zeros(0, cache.shape[2])
+        for head in range(h):
+            out[row, head], lse[row, head] = attended(query[row, head], entries, entries[:, :latent], scale, None)
+    return out, lse
+
+
 def true_kv_store(
     keys: Tensor,
     values: Tensor,
@@ -185,6 +198,7 @@ TRUTHS: dict[str, Callable[..., Result]] = {
     "gather": true_gather,
     "gemv": true_gemv,
     "kv_store": true_kv_store,
+    "mla_decode": true_mla_decode,
     "paged_decode": true_paged_decode,
     "rms_norm": true_rms_norm,
     "rope": true_rope,
@@ -260,6 +274,22 @@ def test_ka_08_parts_merge_and_an_empty_part_changes_nothing() -> None:
     nothing, empty = part(4, 4)
     assert not nothing.any() and (empty == -torch.inf).all()
     assert torch.equal(torch.logaddexp(lse_1, empty), lse_1)
+
+
+def test_absorbed_attention_over_latents_equals_attention_over_expanded_heads() -> None:
+    """Multi-head latent attention: keys and values per head made from the latent, against queries carried into the latent's space."""
+    h, d, latent, turned, n = 3, 8, 16, 4, 40
+    to_key, to_value = normal(h, d, latent), normal(h, d, latent, seed=1)
+    content, shared = normal(n, latent, seed=2), normal(n, turned, seed=3)
+    query, query_turned = normal(h, d, seed=4), normal(h, turned, seed=5)
+    keys = torch.cat((torch.einsum("hdc,tc->htd", to_key, content), shared.expand(h, n, turned)), -1)
+    values = torch.einsum("hdc,tc->htd", to_value, content)
+    full = torch.cat((query, query_turned), -1)[:, None]
+    expected = F.scaled_dot_product_attention(full, keys, values, scale=0.2)[:, 0]
+    absorbed = torch.cat((torch.einsum("hd,hdc->hc", query, to_key), query_turned), -1)[None]
+    cache = F.pad(torch.cat((content, shared), -1), (0, 0, 0, 8)).view(3, 16, latent + turned)
+    out, _ = mla_decode(absorbed, cache, torch.arange(3)[None], torch.tensor([n]), 0.2, latent)
+    near(torch.einsum("hdc,hc->hd", to_value, out[0]), expected, 1e-5)
 
 
 @pytest.mark.parametrize("length", [2047, 2048, 2049])
@@ -354,6 +384,8 @@ def starts(*numbers: int) -> Tensor:
         (lambda: paged_decode(normal(1, 5, 8), normal(1, 16, 2, 8), normal(1, 16, 2, 8), starts(0)[None], starts(1), 1.0), "5 query heads"),
         (lambda: paged_decode(normal(1, 1, 384), *(normal(1, 16, 1, 384),) * 2, starts(0)[None], starts(1), 1.0), "at most 256"),
         (lambda: paged_decode(normal(1, 1, 8), *(normal(1, 16, 1, 8).char(),) * 2, starts(0)[None], starts(1), 1.0), "need both scales"),
+        (lambda: mla_decode(normal(1, 1, 8), normal(1, 16, 8), starts(0)[None], starts(1), 1.0, 9), "9 of 8 channels"),
+        (lambda: mla_decode(normal(1, 1, 1088), normal(1, 16, 1088), starts(0)[None], starts(1), 1.0, 1024), "at most 512"),
         (lambda: kv_store(*(normal(1, 1, 8),) * 2, starts(0), *(normal(1, 16, 1, 8),) * 2, *(normal(1, 16, 1),) * 2), "need both scales"),
         (lambda: rope(*(normal(1, 1, 1, 8),) * 2, *(normal(1, 1, 1, 4),) * 2, (3,)), "share 4 pairs among 1 tables"),
         (lambda: rope(*(normal(1, 1, 1, 6),) * 2, *(normal(1, 1, 1, 4),) * 2, (4,)), "do not fit"),
