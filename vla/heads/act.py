@@ -143,7 +143,7 @@ class ACTHead:
         state = padded(observation.state, config.state_dim).to(device, dtype)[None]
         cells, latent = torch.zeros(1, 2, dtype=torch.long, device=device), torch.zeros(1, config.latent, dtype=dtype, device=device)
         actions = self.network(context.hidden[:, None].to(dtype), cells, state, latent)
-        return ActionChunk(actions[0, :, : self.dims].float(), observation.stamp, producer="act")
+        return ActionChunk(actions[0, :, : self.dims].to(observation.state.device, torch.float32), observation.stamp, producer="act")
 
 
 def act_loss(

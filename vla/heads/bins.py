@@ -65,4 +65,4 @@ class BinHead:
             hidden = self.decoder(self.decoder.embed(token), cache.position[:, None], cache)[:, -1]
             token = self.decoder.logits(hidden)[:, lowest : self.codec.vocabulary].argmax(-1, keepdim=True) + lowest
             said.append(token)
-        return ActionChunk(self.codec.decode(torch.cat(said, dim=1)), observation.stamp, producer="bins")
+        return ActionChunk(self.codec.decode(torch.cat(said, dim=1)).to(observation.state.device), observation.stamp, producer="bins")

@@ -92,8 +92,8 @@ class DiffusionHead:
         seen = window(conditions, self.n_obs).flatten()[None]
         noise = noise_of(observation.stamp.seed, (1, self.horizon, self.network.config.action_dim)).to(seen.device)
         actions = self.sampler(lambda x, t: self.network(x, t, seen), noise)
-        first = self.n_obs - 1
-        return ActionChunk(actions[0, first : first + self.executed, : self.dims], observation.stamp, producer="diffusion")
+        executed = actions[0, self.n_obs - 1 : self.n_obs - 1 + self.executed, : self.dims]
+        return ActionChunk(executed.to(observation.state.device), observation.stamp, producer="diffusion")
 
 
 def window(conditions: Sequence[Float[Tensor, " c"]], n_obs: int) -> Float[Tensor, "o c"]:

@@ -115,7 +115,7 @@ class FastHead:
             except InputError as error:
                 broken = error
                 continue
-            return ActionChunk(actions, observation.stamp, producer="fast")
+            return ActionChunk(actions.to(observation.state.device), observation.stamp, producer="fast")
         raise SafetyError(f"{self.attempts} texts of action tokens in a row were broken; the last: {broken}") from broken
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ def read_codec(folder: Path) -> FastCodec:
 def dct_basis(size: int) -> Float[Tensor, "k t"]:
     """The orthonormal DCT-II as a matrix: row k is the cosine of k half waves, its transpose the inverse."""
     k, t = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)
-    basis = torch.cos(torch.pi * k * (2 * t + 1) / (2 * size)) * (2 / size) ** 0.5
+    basis: Tensor = torch.cos(torch.pi * k * (2 * t + 1) / (2 * size)) * (2 / size) ** 0.5
     basis[0] *= 0.5**0.5
     return basis
 

@@ -88,12 +88,14 @@ class FlowHead:
         actions = self.guided(context, observation, unguided)
         return ActionChunk(actions, observation.stamp, producer=type(self.network).__name__.lower())
 
+    @torch.no_grad()
     def guided(self, context: Context, observation: Observation, guide: Guide) -> Float[Tensor, "h a"]:
-        """The actions with the flow steered by `guide`, which sees them in the network's width."""
+        """The actions, on the state's device, with the flow steered by `guide`, which sees them in the network's width."""
         network, device = self.network, context.hidden.device
         state = padded(observation.state, network.state_dim).to(device)[None]
         noise = noise_of(observation.stamp.seed, (1, network.chunk, network.action_dim)).to(device)
-        return euler(guide(network.velocity(context, state)), noise, self.steps)[0, :, : self.dims].float()
+        actions = euler(guide(network.velocity(context, state)), noise, self.steps)
+        return actions[0, :, : self.dims].to(observation.state.device, torch.float32)
 
 
 def unguided(velocity: Velocity) -> Velocity:

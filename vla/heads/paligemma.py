@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.stages import Context
 from mmsdk.vision.vit import ViT
-from mmsdk.vla.heads.prefix import prefill_blocks
+from mmsdk.vla.heads.prefix import prefill_sight
 
 __all__ = ["PaliGemma"]
 
@@ -38,9 +38,6 @@ class PaliGemma:
 
         A camera that is not `present` is seen by nothing (pi0, pi0.5); pi0-FAST takes its black image for real.
         """
+        pixels, present, ids, said = (given.to(self.decoder.embedding.weight.device) for given in (pixels, present, ids, said))
         sight = self.connector(self.vit(pixels.flatten(0, 1)).tokens)
-        words = self.decoder.embed(ids)
-        embeddings = torch.cat((sight.view(present.shape[0], -1, words.shape[-1]).to(words.dtype), words), dim=1)
-        shown = present[:, :, None].expand(-1, -1, sight.shape[1]).flatten(1)
-        starts = torch.zeros(embeddings.shape[1], dtype=torch.bool, device=embeddings.device)
-        return prefill_blocks(self.decoder, embeddings, torch.cat((shown, said), dim=1), starts, room)
+        return prefill_sight(self.decoder, sight, present, ids, said, room)

@@ -76,7 +76,7 @@ class ParallelHead:
             mask = torch.cat((prompt, prompt.new_ones(1, 1, suffix.shape[1], suffix.shape[1])), dim=3)
             hidden = torch.cat((before, self.decoder(suffix, positions, cache, mask)), dim=1)
             actions = self._regress(hidden[:, : self.config.horizon * self.config.dims])
-        return ActionChunk(actions[0], observation.stamp, producer="parallel")
+        return ActionChunk(actions[0].to(observation.state.device), observation.stamp, producer="parallel")
 
     def predict(self, embeddings: Float[Tensor, "b s d"], valid: Bool[Tensor, "b s"]) -> Float[Tensor, "b h a"]:
         """The published pass over prompts of equal length (padding anywhere but at the end) and placeholders, gradients included."""

@@ -13,7 +13,7 @@ from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.stages import Context
 from mmsdk.vla.heads.visibility import positions_of, visible
 
-__all__ = ["Prefix", "prefill_blocks"]
+__all__ = ["Prefix", "prefill_blocks", "prefill_sight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +52,20 @@ def prefill_blocks(
     hidden = decoder(embeddings, positions, cache, visible(valid, starts)[:, None])
     last = positions.argmax(1)
     return Context(hidden[torch.arange(len(last), device=last.device), last], cache)
+
+
+@torch.no_grad()
+def prefill_sight(
+    decoder: Decoder,
+    sight: Float[Tensor, "i n d"],
+    present: Bool[Tensor, "b c"],
+    ids: Int[Tensor, "b s"],
+    said: Bool[Tensor, "b s"],
+    room: int,
+) -> Context:
+    """[pictures ; words] both ways: n tokens of each of the i = b c pictures, seen where `present`, then the words where `said`."""
+    words = decoder.embed(ids)
+    embeddings = torch.cat((sight.view(len(present), -1, words.shape[-1]).to(words.dtype), words), dim=1)
+    shown = present[:, :, None].expand(-1, -1, sight.shape[1]).flatten(1)
+    starts = torch.zeros(embeddings.shape[1], dtype=torch.bool, device=embeddings.device)
+    return prefill_blocks(decoder, embeddings, torch.cat((shown, said), dim=1), starts, room)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.stages import Context
 from mmsdk.vision.vit import ViT
-from mmsdk.vla.heads.prefix import prefill_blocks
+from mmsdk.vla.heads.prefix import prefill_sight
 
 __all__ = ["SmolVLM", "pixel_shuffle"]
 
@@ -37,13 +37,9 @@ class SmolVLM:
         room: int = 0,
     ) -> Context:
         """What the decoder knows after c camera images in [-1, 1] and the words `ids` where `said`; it has room for a state's token."""
-        width = self.decoder.config.width
-        sight = self.connector(pixel_shuffle(self.vit(pixels.flatten(0, 1)).tokens, self.shuffle)) * width**0.5
-        words = self.decoder.embed(ids)
-        embeddings = torch.cat((sight.view(present.shape[0], -1, width).to(words.dtype), words), dim=1)
-        shown = present[:, :, None].expand(-1, -1, sight.shape[1]).flatten(1)
-        starts = torch.zeros(embeddings.shape[1], dtype=torch.bool, device=embeddings.device)
-        return prefill_blocks(self.decoder, embeddings, torch.cat((shown, said), dim=1), starts, room)
+        pixels, present, ids, said = (given.to(self.decoder.embedding.weight.device) for given in (pixels, present, ids, said))
+        sight = self.connector(pixel_shuffle(self.vit(pixels.flatten(0, 1)).tokens, self.shuffle)) * self.decoder.config.width**0.5
+        return prefill_sight(self.decoder, sight, present, ids, said, room)
 
 
 def pixel_shuffle(tokens: Float[Tensor, "b n d"], factor: int) -> Float[Tensor, "b m e"]:
