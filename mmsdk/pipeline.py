@@ -215,6 +215,7 @@ def _device(device: str | torch.device) -> torch.device:
         place = torch.device(device)
     except RuntimeError as error:
         raise ModelError(f"the device {device!r} is not known: {error}") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"the device {device!r} was asked for, but torch sees no GPU here; leave it out to run on the processor")
+    here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (place.index or 0) >= here.get(place.type, 0):
+        raise ModelError(f"the device {device!r} was asked for, but torch sees none such here; leave it out to run on the processor")
     return place

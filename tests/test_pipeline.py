@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import re
 import threading
 from pathlib import Path
@@ -108,13 +109,37 @@ def test_batch_order_does_not_matter(pipe: Pipeline) -> None:
     assert all(same(a, b) for a, b in zip(forward, backward[::-1], strict=True))
 
 
+def test_a_picture_of_two_pixels_among_others_is_answered_like_them(pipe: Pipeline) -> None:
+    """IN-09."""
+    items = [(picture(0), "What is it?"), (picture(1, 1, 2), "What is it?"), (picture(2), "What is it?"), (picture(3), "What is it?")]
+    together = pipe(items, max_tokens=6)
+    assert all(same(answer, pipe(*item, max_tokens=6)) for item, answer in zip(items, together, strict=True))
+
+
+@pytest.mark.parametrize("moving_first", [True, False])
+def test_a_clip_and_a_picture_stand_in_either_order(pipe: Pipeline, moving_first: bool) -> None:
+    """VI-12: both run, tokens land in the order of their segments, and what is kept of the picture is what is kept of it alone."""
+    moving, still = clip(0), picture(1)
+    media = (moving, still) if moving_first else (still, moving)
+    answer = pipe(media, "Which?", max_tokens=2, compress="uniform:4")
+    assert [sight.source for sight in answer.sights] == [item.source for item in media]
+    sights = {sight.source: sight for sight in answer.sights}
+    assert sights[moving.source].grid == (4, 2, 2) and sights[still.source].grid == (1, 4, 4)
+    (alone,) = pipe(still, "Which?", max_tokens=2, compress="uniform:4").sights
+    assert torch.equal(sights[still.source].audit.assignment, alone.audit.assignment)
+
+
 def test_one_bad_item_is_reported_in_its_place_and_the_others_are_answered(pipe: Pipeline) -> None:
+    """IN-10."""
     good = (picture(0), "What is it?")
     results = pipe([good, ("missing.png", "What?"), (b"not an image", "What?"), (picture(1), "  "), good], max_tokens=6)
     assert same(results[0], pipe(*good, max_tokens=6)) and same(results[4], results[0])
     for index in (1, 2, 3):
         assert isinstance(results[index], InputError) and f"item {index}" in str(results[index])
     assert "missing.png" in str(results[1])
+    void = Video(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0), "void")
+    empty, answered = pipe([(void, "What?"), good], max_tokens=6)
+    assert isinstance(empty, InputError) and "item 0 (void)" in str(empty) and same(answered, results[0])
 
 
 def test_a_batch_without_a_good_item_or_any_item(pipe: Pipeline) -> None:
@@ -233,9 +258,11 @@ def test_a_prompt_beyond_the_context_says_what_to_do(pipe: Pipeline) -> None:
     assert isinstance(good, Answer) and isinstance(long, InputError) and "item 1" in str(long)
 
 
-@pytest.mark.parametrize("size", [(63, 49), (49, 63), (35, 35), (105, 77), (1, 1), (7, 700), (91, 13)])
+@pytest.mark.parametrize(
+    "size", [(63, 49), (49, 63), (35, 35), (105, 77), (1, 1), (7, 700), (91, 13), (1, 40), (13, 13), (26, 28), (332, 27)], ids=str
+)
 def test_counts_foretold_are_the_counts_that_come(pipe: Pipeline, size: tuple[int, int]) -> None:
-    """PB-01: sizes whose scaled sides fall between two patches, at the edges and far from square."""
+    """IN-08, PB-01: smaller than a patch; sizes whose scaled sides fall between two patches, at the edges and far from square."""
     answer = pipe(picture(0, *size), "What?", max_tokens=1)
     assert answer.tokens.visual == pipe.vlm.encoder.count(size)
     moving = Video(picture(0, *size).pixels.repeat(3, 1, 1, 1), torch.arange(3.0))
@@ -320,6 +347,15 @@ def test_the_same_picture_by_path_bytes_pil_and_numpy(pipe: Pipeline, tmp_path: 
     assert all(same(answer, answers[0]) for answer in answers)
 
 
+def test_what_of_an_input_was_not_looked_at_is_told(pipe: Pipeline) -> None:
+    """IN-07: of an animation the first frame, with a note that the answer carries."""
+    file = io.BytesIO()
+    frames = [PIL.Image.new("RGB", (16, 16), (level, 0, 0)) for level in (0, 100, 200)]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    moving, still = pipe([file, picture(0)], "What?", max_tokens=2).sights
+    assert "first of several frames" in moving.notes[0] and still.notes == ()
+
+
 def test_unknown_models_list_what_is_supported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"did you mean 'mini'"):
         mmsdk.pipeline(model="minni")
@@ -338,7 +374,13 @@ def test_unknown_models_list_what_is_supported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "hint"),
-    [({"task": "text-to-speech"}, "image-text-to-text"), ({"dtype": "float31"}, "float32"), ({"device": "toaster"}, "toaster")],
+    [
+        ({"task": "text-to-speech"}, "image-text-to-text"),
+        ({"dtype": "float31"}, "float32"),
+        ({"device": "toaster"}, "toaster"),
+        ({"device": "meta"}, "meta"),
+        ({"device": "cuda:99"}, "cuda:99"),
+    ],
 )
 def test_impossible_pipelines_are_refused_before_weights_are_read(options: dict[str, str], hint: str) -> None:
     with pytest.raises(MmsdkError, match=hint):
