@@ -43,7 +43,7 @@ def group_means(x: Float[Tensor, "b n d"], labels: Int[Tensor, "b n"], count: in
     """The mean of the members of each group; zero for a group without members."""
     b, _, d = x.shape
     flat = labels + torch.arange(b, device=x.device)[:, None] * count
-    sums = x.new_zeros(b * count, d).index_add_(0, flat.flatten(), x.flatten(0, 1)).unflatten(0, (b, count))
+    sums = x.new_zeros(b * count, d).index_add_(0, flat.flatten(), x.flatten(0, 1)).view(b, count, d)
     return sums / group_sizes(labels, count).clamp_min(1)[..., None]
 
 

@@ -39,7 +39,7 @@ def _distances(
     """Distances of a slice of tokens to all; infinite to other groups and to tokens that are not alive."""
     part = slice(start, start + rows)
     # one way of computing for any size, so that a token's distances do not depend on the batch around it
-    distance = torch.cdist(x[:, part], x, compute_mode="use_mm_for_euclid_dist") / x.shape[2] ** 0.5
+    distance: Tensor = torch.cdist(x[:, part], x, compute_mode="use_mm_for_euclid_dist") / x.shape[2] ** 0.5
     distance.diagonal(offset=start, dim1=1, dim2=2).zero_()
     return distance.masked_fill((group[:, part, None] != group[:, None]) | ~alive[:, None], torch.inf)
 

@@ -20,14 +20,14 @@ ENTRIES = 2**21
 def unit(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """Vectors of length 1 in the same directions, in float32; zero stays zero."""
     # the squares of large entries are beyond float32
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
     return x.float() / length.float().clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def rows_at(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tensor, "b m d"]:
     """The vectors of the tokens at `index`."""
     flat = index + torch.arange(len(z), device=z.device)[:, None] * z.shape[1]
-    return z.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, index.shape)
+    return z.flatten(0, 1).index_select(0, flat.flatten()).view(*index.shape, z.shape[2])
 
 
 def few(n: int) -> bool:
