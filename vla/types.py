@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmsdk.pipeline import Context
 from mmsdk.vision.types import Image
+from mmsdk.vla.contract import Contract
 
 __all__ = ["ActionChunk", "ActionHead", "Effort", "Observation", "Policy", "Request", "Robot", "Stamp"]
 
@@ -90,13 +91,15 @@ class Request:
     """What the loop asks of a policy: act on this observation, given what the robot will be doing meanwhile.
 
     `pending` are the actions already committed, the first being due at the observation; of them about `delay` will have been executed
-    when the answer arrives (real-time chunking keeps those and blends into the others). No rows: nothing is committed.
+    when the answer arrives (real-time chunking keeps those and blends into the others). No rows: nothing is committed. `due` names the
+    parts of a policy whose turn it is: "vlm", "adapter", "expert"; a part that is not due re-uses what it last made.
     """
 
     observation: Observation
     pending: Float[Tensor, "k a"]
     delay: int = 0
     effort: Effort = Effort.FULL
+    due: frozenset[str] = frozenset({"vlm", "adapter", "expert"})
 
 
 @runtime_checkable
@@ -123,6 +126,11 @@ class ActionHead(Protocol):
 @runtime_checkable
 class Robot(Protocol):
     """A robot, real or simulated, in the units of its contract. Neither method may block: a driver keeps the newest of each part."""
+
+    @property
+    def contract(self) -> Contract:
+        """What its pictures, state and actions mean, and the limits that the loop keeps."""
+        ...
 
     def observe(self) -> Observation:
         """The newest observation; its stamp tells how old it is. Raises InputError where there is none that can be used."""

@@ -1,0 +1,83 @@
+"""A whole chunk against its contract, before a single action of it is executed: what is wrong with it, from which step on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.errors import SafetyError
+from mmsdk.vla.contract import Contract
+
+__all__ = ["OnViolation", "Violation", "check_chunk", "kept"]
+
+OnViolation = Literal["clamp", "truncate", "refuse"]
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The first step (from 0) at which one number of the actions breaks one limit, by how much."""
+
+    step: int
+    name: str
+    limit: str
+    value: float
+    allowed: float
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.name} has {self.limit} {self.value:.4g}, allowed {self.allowed:.4g}"
+
+
+def check_chunk(contract: Contract, actions: Float[Tensor, "h a"], before: Float[Tensor, "k b"]) -> tuple[Violation, ...]:
+    """Every limit that the actions break, earliest first. `before` are the last commands sent, newest last: the seam is checked too.
+
+    Range, speed, acceleration and jerk, from differences between commands at the contract's rate. Raises SafetyError for a wrong number
+    of numbers, no actions, and what is not finite: such a chunk is of no use at all.
+    """
+    if actions.shape[0] == 0 or actions.shape[1] != contract.action_size:
+        told = f"a chunk of {actions.shape[0]} actions of {actions.shape[1]} numbers"
+        raise SafetyError(f"{told}; {contract.name} takes {contract.action_size} numbers, and none is made up")
+    if not bool(actions.isfinite().all()):
+        step, column = (int(place) for place in (~actions.isfinite()).nonzero()[0])
+        raise SafetyError(f"a chunk that is not finite, first at step {step}, number {column}")
+    found: list[Violation] = []
+    for command, place, column in contract.each_command():
+        feature, name = command.feature, f"{command.feature.name}[{place}]"
+        values = actions[:, column].double()
+        found += _beyond(name, "value", values, feature.low[place], feature.high[place])
+        track = torch.cat((before[:, column].double(), values))
+        limits = {"speed": command.speed, "acceleration": command.acceleration, "jerk": command.jerk}
+        if command.control == "effort":
+            limits = {"speed": command.speed}
+        elif command.moves:
+            # what is commanded is the speed already, or as much of it as fits in a tick
+            track = track * contract.rate if command.meaning == "step" else track
+            del limits["speed"]
+            found += _beyond(name, "speed", track[before.shape[0] :], -command.speed, command.speed)
+        for limit, allowed in limits.items():
+            track = track.diff() * contract.rate
+            # at the front are differences between what was sent before, and none at all where little was
+            shown = track[-values.shape[0] :]
+            found += _beyond(name, limit, shown, -allowed, allowed, values.shape[0] - shown.shape[0])
+    return tuple(sorted(found, key=lambda violation: violation.step))
+
+
+def kept(actions: Float[Tensor, "h a"], violations: Sequence[Violation], policy: OnViolation) -> Float[Tensor, "k a"]:
+    """The actions that go on to the gate: all, for it to clamp; those before the first violation; or, if there is one, none."""
+    if policy == "clamp" or not violations:
+        return actions
+    return actions[: violations[0].step if policy == "truncate" else 0]
+
+
+def _beyond(name: str, limit: str, values: Tensor, low: float, high: float, offset: int = 0) -> list[Violation]:
+    slack = _SLACK * max([1.0, *(abs(end) for end in (low, high) if isfinite(end))])
+    outside = ((values < low - slack) | (values > high + slack)).nonzero()
+    if not outside.numel():
+        return []
+    step = int(outside[0, 0])
+    value = float(values[step])
+    return [Violation(step + offset, name, limit, value, high if value > high else low)]

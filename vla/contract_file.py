@@ -1,0 +1,128 @@
+"""Contracts as YAML, read by PyYAML's safe loader and strictly: what is misspelt, missing, doubled or of a wrong type is named."""
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from mmsdk.errors import InputError
+from mmsdk.vla.contract import Contract
+
+__all__ = ["load_contract", "parse_contract"]
+
+
+def load_contract(path: str | Path) -> Contract:
+    """The contract in a YAML file. Raises InputError, naming the file and the place in it."""
+    place = Path(path)
+    try:
+        text = place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", item=str(path)) from None
+    return parse_contract(text, str(path))
+
+
+def parse_contract(text: str, item: str = "contract") -> Contract:
+    """The contract that YAML text describes: the fields of `Contract` by name; a number may stand where all of a feature's are equal.
+
+    The feature's fields of an action stand among the command's own. Raises InputError.
+    """
+    try:
+        _check_keys(yaml.compose(text, Loader=yaml.SafeLoader), set(), item)
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"not YAML: {' '.join(str(error).split())}", item=item) from None
+    built = _built(Contract, tree, item)
+    assert isinstance(built, Contract)
+    return built
+
+
+def _check_keys(node: Any, seen: set[int], item: str) -> None:
+    """Of two equal keys PyYAML lets the last win. `seen` are nodes that were looked at: an alias may lead back."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            _check_keys(entry, seen, item)
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise InputError(f"{', '.join(map(repr, twice))} stands there twice, at line {node.start_mark.line + 1}", item=item)
+        for _, value in node.value:
+            _check_keys(value, seen, item)
+
+
+def _built(kind: Any, tree: object, place: str) -> object:
+    """A dataclass from a mapping; a `feature` field takes its own fields from the same mapping."""
+    if not isinstance(tree, Mapping):
+        raise InputError(f"expected the fields of a {kind.__name__.lower()}, got {tree!r}", item=place)
+    hints = get_type_hints(kind)
+    fields = {entry.name: entry for entry in dataclasses.fields(kind)}
+    inner = hints.get("feature")
+    inside = {entry.name for entry in dataclasses.fields(inner)} if isinstance(inner, type) and dataclasses.is_dataclass(inner) else set()
+    known = (fields.keys() - {"feature"}) | inside
+    for key in tree:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), sorted(known), n=1)
+            raise InputError(f"{key!r} is not known{f'; did you mean {near[0]!r}?' if near else ''}", item=place)
+    values: dict[str, object] = {}
+    if inside and isinstance(inner, type):
+        values["feature"] = _built(inner, {key: value for key, value in tree.items() if key in inside}, place)
+    spread = _spread(tree)
+    for name in fields:
+        if name in spread:
+            values[name] = _value(hints[name], spread[name], f"{place}: {name}")
+    missing = [name for name, entry in fields.items() if name not in values and not _has_default(entry)]
+    if missing:
+        raise InputError(f"{', '.join(missing)} missing", item=place)
+    try:
+        return kind(**values)
+    except InputError as error:
+        raise InputError(str(error), item=place) from None
+
+
+def _has_default(entry: "dataclasses.Field[object]") -> bool:
+    return entry.default is not dataclasses.MISSING or entry.default_factory is not dataclasses.MISSING
+
+
+def _spread(tree: Mapping[str, object]) -> dict[str, object]:
+    """One number for low or high stands for all `size` of them."""
+    size = tree.get("size")
+    ends = {name: [tree[name]] * size for name in ("low", "high") if isinstance(size, int) and isinstance(tree.get(name), int | float)}
+    return {**tree, **ends}
+
+
+def _value(kind: object, value: object, place: str) -> object:
+    origin, choices = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (one,) = [choice for choice in choices if choice is not type(None)]
+        return _value(one, value, place)
+    if origin is Literal:
+        # True is equal to 1
+        if value not in choices or isinstance(value, bool):
+            raise InputError(f"{value!r} is none of {', '.join(map(str, choices))}", item=place)
+        return value
+    if origin is tuple:
+        return _tuple(choices, value, place)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _built(kind, value, place)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(kind, type) or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        fix = " (YAML takes 1e-3 for text: write 1.0e-3)" if kind is float and isinstance(value, str) else ""
+        raise InputError(f"expected {getattr(kind, '__name__', kind)}, got {value!r}{fix}", item=place)
+    return value
+
+
+def _tuple(choices: tuple[object, ...], value: object, place: str) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise InputError(f"expected a list, got {value!r}", item=place)
+    kinds = [choices[0]] * len(value) if choices[-1] is Ellipsis else list(choices)
+    if len(kinds) != len(value):
+        raise InputError(f"expected {len(kinds)} entries, got {len(value)}", item=place)
+    return tuple(_value(kind, entry, f"{place}[{index}]") for index, (kind, entry) in enumerate(zip(kinds, value, strict=True)))

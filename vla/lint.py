@@ -1,0 +1,177 @@
+"""The linter: what a policy was trained with, held against what it is to be run with, before anything moves.
+
+It proves that statistics cover every feature, are as many as the numbers, are finite and ordered, lie in the declared ranges and agree
+with the gripper's polarity, and that normalising and back gives the same; where it cannot, it refuses with a table. Nothing is passed in
+silence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmsdk.errors import ModelError
+from mmsdk.vla.contract import Contract, Feature
+from mmsdk.vla.normalize import NEEDS, Mode, Normalizer, missing
+from mmsdk.vla.statistics import Statistics
+
+__all__ = ["Check", "Normalization", "Report", "clip_rate", "lint", "looks_normalised", "not_finite", "plain_columns"]
+
+_ROUND_TRIP = 1e-5
+_SLACK = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """How a policy normalises its state and its actions. Features in `plain` stay as they are; `width` is what vectors are padded to."""
+
+    state: Mode
+    action: Mode
+    statistics: Mapping[str, Statistics]
+    plain: frozenset[str] = frozenset()
+    eps: float = 1e-8
+    width: int = 0
+
+    def mode(self, group: str) -> Mode:
+        """The mode of "state" or "action"."""
+        return self.state if group == "state" else self.action
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at; `fault` is empty where it holds."""
+
+    feature: str
+    rule: str
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was looked at."""
+
+    checks: tuple[Check, ...] = field(default_factory=tuple)
+
+    @property
+    def faults(self) -> tuple[Check, ...]:
+        """What does not hold."""
+        return tuple(check for check in self.checks if check.fault)
+
+    def __str__(self) -> str:
+        rows = [("feature", "rule", ""), *((check.feature, check.rule, check.fault or "ok") for check in self.checks)]
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        return "\n".join(f"{name:{widths[0]}}  {rule:{widths[1]}}  {told}".rstrip() for name, rule, told in rows)
+
+    def require(self) -> None:
+        """Raise ModelError with the whole table where anything does not hold."""
+        if self.faults:
+            raise ModelError(f"{len(self.faults)} of {len(self.checks)} checks failed; the policy is not loaded\n{self}")
+
+
+def lint(contract: Contract, normalization: Normalization) -> Report:
+    """Hold a policy's normalisation against the contract that it was trained with."""
+    checks: list[Check] = []
+    for group, features in (("state", contract.state), ("action", [command.feature for command in contract.action])):
+        if features:
+            checks += _group(group, features, normalization)
+    return Report(tuple(checks))
+
+
+def looks_normalised(values: Float[Tensor, "b n"], statistics: Statistics) -> list[int]:
+    """The columns of raw values that look as if they had been normalised already, although they are to be normalised yet.
+
+    Such a column stays within [-1.5, 1.5] (or has a mean near 0 and a deviation near 1) where training data was of quite another size or
+    place. Telling this from a robot at rest takes some tens of rows from a moving one.
+    """
+    if not all(name in statistics for name in ("mean", "std")):
+        return []
+    mean, std = statistics["mean"].double(), statistics["std"].double().clamp_min(1e-12)
+    seen_mean, seen_std = values.double().mean(0), values.double().std(0, unbiased=False)
+    standard = (seen_mean.abs() < 0.5) & (seen_std > 0.3) & (seen_std < 2.0)
+    bounded = (values.double().abs() <= 1.5).all(0)
+    # as far from the training data as normalised values would be, and further than raw ones are
+    elsewhere = (
+        ((seen_mean - mean).abs() > 3 * std) | (std < 0.25 * seen_std) | (std > 4 * seen_std.clamp_min(1e-12)) & (mean.abs() + std > 3)
+    )
+    return [int(column) for column in ((standard | bounded) & elsewhere).nonzero().flatten()]
+
+
+def clip_rate(values: Float[Tensor, "b n"], normalizer: Normalizer) -> Float[Tensor, " n"]:
+    """The share of values of each column that fall outside of [-1, 1] once normalised: some 2 % under quantiles, if the data is alike."""
+    return (normalizer(values.double()).abs() > 1 + 1e-6).double().mean(0)
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors (weights) that hold NaN or infinity."""
+    return sorted(name for name, tensor in tensors.items() if tensor.is_floating_point() and not bool(tensor.isfinite().all()))
+
+
+def plain_columns(features: Sequence[Feature], plain: frozenset[str]) -> Bool[Tensor, " n"]:
+    """Which numbers of these features stay as they are."""
+    return torch.tensor([feature.name in plain for feature in features for _ in range(feature.size)])
+
+
+def _group(group: str, features: Sequence[Feature], normalization: Normalization) -> list[Check]:
+    mode, size = normalization.mode(group), sum(feature.size for feature in features)
+    checks = [Check(group, "padded width", f"{size} numbers in {normalization.width}" if 0 < normalization.width < size else "")]
+    if mode == "identity":
+        return [*checks, Check(group, "statistics: declared identity")]
+    statistics = normalization.statistics.get(group, {})
+    lacking = missing(mode, statistics)
+    told = f"missing or not finite: {', '.join(lacking)}" if lacking else ""
+    checks.append(Check(group, f"statistics: {mode} has {', '.join(NEEDS[mode])}", told))
+    lengths = {name: vector.shape[0] for name, vector in statistics.items() if vector.shape[0] != size}
+    checks.append(Check(group, f"statistics: {size} numbers", "; ".join(f"{name} has {length}" for name, length in lengths.items())))
+    if lacking or lengths:
+        return checks
+    checks += _ordered(group, statistics)
+    start = 0
+    for feature in features:
+        if feature.name not in normalization.plain:
+            part = {name: vector[start : start + feature.size] for name, vector in statistics.items()}
+            checks += [_ranged(group, feature, part), *_polarity(group, feature, part)]
+        start += feature.size
+    normalizer = Normalizer.of(mode, statistics, plain_columns(features, normalization.plain), normalization.eps, group)
+    return [*checks, _round_trip(group, normalizer, statistics)]
+
+
+def _ordered(group: str, statistics: Statistics) -> list[Check]:
+    checks = [Check(group, "std is not negative", _where(statistics["std"] < 0))] if "std" in statistics else []
+    for low, high in (("min", "max"), ("q01", "q99"), ("q10", "q90")):
+        if low in statistics and high in statistics:
+            checks.append(Check(group, f"{low} <= {high}", _where(statistics[low] > statistics[high])))
+    return checks
+
+
+def _ranged(group: str, feature: Feature, part: Statistics) -> Check:
+    """Degrees for radians, millimetres for metres, positions for steps: data far outside of what is declared."""
+    low, high = (torch.tensor(ends, dtype=torch.float64) for ends in (feature.low, feature.high))
+    slack = torch.where((high - low).isfinite(), _SLACK * (high - low), torch.zeros_like(low))
+    places = {name: _where((vector < low - slack) | (vector > high + slack)) for name, vector in part.items() if name != "std"}
+    told = ", ".join(f"{name}{place}" for name, place in places.items() if place)
+    return Check(f"{group}.{feature.name}", f"data within {feature.low[0]:g}..{feature.high[0]:g} {feature.unit}", told)
+
+
+def _polarity(group: str, feature: Feature, part: Statistics) -> list[Check]:
+    """A gripper's data reaches from opened to closed: with [0, 1] declared and [-1, 1] in the data, one of the two is wrong."""
+    names = next((pair for pair in (("min", "max"), ("q01", "q99")) if all(name in part for name in pair)), None)
+    if feature.kind != "gripper" or names is None:
+        return []
+    ends = sorted(end for end in (feature.opened, feature.closed) if end is not None)
+    seen = float(part[names[0]].min()), float(part[names[1]].max())
+    off = max(abs(seen[0] - ends[0]), abs(seen[1] - ends[1])) > 0.25 * (ends[1] - ends[0])
+    told = f"the data reaches from {seen[0]:g} to {seen[1]:g}" if off else ""
+    return [Check(f"{group}.{feature.name}", f"gripper from {feature.opened:g} (opened) to {feature.closed:g} (closed)", told)]
+
+
+def _round_trip(group: str, normalizer: Normalizer, statistics: Statistics) -> Check:
+    known = torch.stack([vector for name, vector in statistics.items() if name != "std"]).float()
+    back = normalizer.inverse(normalizer(known))
+    size = known.abs().clamp_min(1.0)
+    return Check(group, "back from normalised", _where((((back - known).abs() / size) > _ROUND_TRIP).any(0)))
+
+
+def _where(wrong: Tensor) -> str:
+    return f"[{', '.join(str(int(column)) for column in wrong.nonzero().flatten())}]" if bool(wrong.any()) else ""

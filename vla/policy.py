@@ -1,0 +1,90 @@
+"""A model as a policy for one robot: adapted in names and units, normalised both ways, padded to its width and cut to the robot's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.errors import ModelError
+from mmsdk.vla.adapt import Absent, Adapter, Names
+from mmsdk.vla.contract import Contract
+from mmsdk.vla.lint import Normalization, lint, not_finite, plain_columns
+from mmsdk.vla.normalize import Normalizer
+from mmsdk.vla.types import ActionChunk, Request
+
+__all__ = ["Model", "RobotPolicy", "load_policy"]
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What a policy network is, without any robot: normalised in, normalised out, at its own width.
+
+    It gets `Request.observation.state` and `Request.pending` normalised and padded with zeros, and answers with a chunk as wide.
+    """
+
+    def reset(self, episode: int) -> None:
+        """A new episode begins."""
+        ...
+
+    def __call__(self, request: Request) -> ActionChunk: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RobotPolicy:
+    """A `Policy` in the robot's names and units around a model that knows neither. Built by `load_policy`."""
+
+    model: Model
+    adapter: Adapter
+    state: Normalizer
+    action: Normalizer
+    width: int
+
+    def reset(self, episode: int) -> None:
+        """See `Policy`."""
+        self.model.reset(episode)
+
+    def __call__(self, request: Request) -> ActionChunk:
+        """See `Policy`. Raises ModelError where the model answers with another width than its own."""
+        seen = request.observation
+        observation = self.adapter.observation(seen)
+        observation = replace(observation, state=self._padded(self.state(observation.state[None]))[0])
+        pending = self._padded(self.action(self.adapter.pending(request.pending, seen.state)))
+        chunk = self.model(replace(request, observation=observation, pending=pending))
+        size = self.adapter.policy.action_size
+        if chunk.actions.shape[1] != (self.width or size):
+            told = f"the model answers with {chunk.actions.shape[1]} numbers an action, expected {self.width or size}"
+            raise ModelError(f"{told}; none is made up")
+        actions = self.action.inverse(chunk.actions[:, :size].double())
+        return replace(chunk, actions=self.adapter.actions(actions, seen.state))
+
+    def _padded(self, values: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
+        return torch.nn.functional.pad(values, (0, self.width - values.shape[1])) if self.width else values
+
+
+def load_policy(
+    model: Model,
+    policy: Contract,
+    robot: Contract,
+    normalization: Normalization,
+    names: Names = Names(),
+    absent: Absent = "refuse",
+    weights: Mapping[str, Tensor] | None = None,
+) -> RobotPolicy:
+    """Put a model to work on a robot, or say why not.
+
+    Raises ModelError with the linter's table where statistics do not fit the policy's contract, and naming tensors among `weights` that
+    are not finite; InputError where the two contracts do not match.
+    """
+    broken = not_finite(weights or {})
+    if broken:
+        raise ModelError(f"weights with NaN or infinity: {', '.join(broken)}")
+    lint(policy, normalization).require()
+    adapter = Adapter(policy, robot, names, absent)
+    commands = [command.feature for command in policy.action]
+    plain = plain_columns(policy.state, normalization.plain), plain_columns(commands, normalization.plain)
+    state = Normalizer.of(normalization.state, normalization.statistics.get("state", {}), plain[0], normalization.eps, "state")
+    action = Normalizer.of(normalization.action, normalization.statistics.get("action", {}), plain[1], normalization.eps, "action")
+    return RobotPolicy(model, adapter, state, action, normalization.width)
