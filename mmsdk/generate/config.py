@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import cast
 
 import numpy as np
@@ -43,12 +42,12 @@ class GenerationConfig:
 
 def _whole(name: str, value: object, least: int, expected: str) -> None:
     # NumPy's whole numbers count as such; True and False do not. 2**63 is where torch's end.
-    fits = isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) < 2**63
+    fits = isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= int(value) < 2**63
     _check(name, value, fits, expected)
 
 
 def _real(name: str, value: object, holds: Callable[[float], bool], expected: str) -> None:
-    number = isinstance(value, float | Integral | np.floating) and not isinstance(value, bool)
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     _check(name, value, number and bool(holds(cast(float, value))), expected)
 
 
