@@ -151,8 +151,8 @@ class Encoder:
         parts = [part for frames in inputs for part in frames.split(self.batch)]
         pixels = torch.cat([self.preprocess(part.to(like.device)).to(like.dtype) for part in parts])
         sights = [self.backbone(chunk, shortening) for chunk in pixels.split(self.batch)]
-        columns = map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True))
-        return Sight(*columns, Groups.cat([s.groups for s in sights]))
+        features, saliency, keys = map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True))
+        return Sight(features, saliency, keys, Groups.cat([s.groups for s in sights]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ class Recorder:
 def _carried_heads(x: Float[Tensor, "b h n e"], groups: Groups, final: Groups) -> Float[Tensor, "b h m e"]:
     if groups is final:
         return x
-    return groups.carry(x.transpose(1, 2).flatten(2), final).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
+    heads: Tensor = groups.carry(x.transpose(1, 2).flatten(2), final).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
+    return heads
 
 
 def attention_row(

@@ -88,6 +88,7 @@ class ViT(nn.Module):
         x, first = self.norm_first(self.embed(pixels)), self.cls.shape[0]
         groups = Groups.of(x, first)
         for i, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
             before, count = groups, shortening.counts[i] if shortening.counts else x.shape[1] - first
             x, query, key = block.attend(x, before.bias)
             if count < x.shape[1] - first:
