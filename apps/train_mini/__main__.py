@@ -5,7 +5,6 @@ the accuracy on held-out data. Every stage leaves its result in the folder and i
 """
 
 import argparse
-import dataclasses
 import itertools
 import json
 import os
@@ -39,6 +38,7 @@ __all__ = ["MIDDLE", "main"]
 MIDDLE = (5,)
 """The encoder's further layer: half-way features tell colour and stroke, which the last layer has almost forgotten."""
 HELD_OUT_SEED = 1_000_003
+_GROUND_SEED = 500_000
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -47,7 +47,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("build/train_mini"), help="where shards and checkpoints are kept")
     parser.add_argument("--shards", type=int, default=4, help="shards of 3,000 drawn samples")
     parser.add_argument("--renders", type=int, default=2400, help="pictures of the robot simulators (0: none; needs mmsdk[robots])")
-    parser.add_argument("--ground-steps", type=int, default=700, help="steps of stage 0")
+    parser.add_argument("--ground-scenes", type=int, default=20_000, help="scenes drawn for stage 0 alone, which more of them help most")
+    parser.add_argument("--ground-steps", type=int, default=2000, help="steps of stage 0")
     parser.add_argument("--steps", type=int, default=recipe.steps, help="steps of stage 1")
     parser.add_argument("--full-steps", type=int, default=recipe.full_steps, help="last steps of these, with every visual token")
     parser.add_argument("--rows", type=int, default=recipe.rows, help="pictures or clips in a step")
@@ -95,16 +96,22 @@ def _renders(folder: Path, images: int, clips: int, seed: int) -> Iterator[Scene
     yield from itertools.chain(renders.scenes(), renders.clips())
 
 
-def _ground(args: argparse.Namespace, projector: Projector, shards: Sequence[Shard], decoder: Decoder, tokenizer: Tokenizer) -> None:
+def _ground(
+    args: argparse.Namespace, projector: Projector, shards: Sequence[Shard], held: Shard, decoder: Decoder, tokenizer: Tokenizer
+) -> None:
     path = args.folder / "grounded.safetensors"
     if path.exists():
         projector.load_state_dict(load_file(path))
         return
-    table = grounding.WordTable.of(shards, decoder.embedding.weight.detach(), tokenizer)
+    table = grounding.WordTable.of(decoder.embedding.weight.detach(), tokenizer)
     parts = [grounding.gather(shard, table) for shard in shards if any(s.scene and s.scene.suite == "scene" for s in shard.samples)]
-    patches = grounding.Patches(*(torch.cat([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(grounding.Patches)))
-    grounding.ground(projector, patches, table, steps=args.ground_steps, seed=args.seed)
-    print("nearest words right, by slot:", {k: round(v, 3) for k, v in grounding.probe(projector, parts[0], table).items()})
+    if args.ground_scenes:
+        artist, seed = Artist(pull("emoji")["images"], pull("photos")["images"]), args.seed + _GROUND_SEED
+        items, origin = draw(artist, seed, args.ground_scenes, 0, 0), f"seed {seed}: {args.ground_scenes} scenes"
+        kept = args.folder / "patches.safetensors"
+        parts.append(grounding.drawn(kept, items, args.ground_scenes, _encoder(decoder.embedding.weight.dtype), table, origin=origin))
+    grounding.ground(projector, grounding.joined(parts), table, steps=args.ground_steps, seed=args.seed)
+    print("nearest words right on held-out patches:", grounding.probe(projector, grounding.gather(held, table), table))
     save_file(projector.state_dict(), path)
 
 
@@ -139,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     decoder = Decoder.of(config, {k: v.to(dtype) for k, v in state.items()}).requires_grad_(False)
     shards, held, held_robot = _shards(args, dtype)
     projector = Projector(ProjectorConfig(vision=shards[0].features.shape[2]))
-    _ground(args, projector, shards, decoder, tokenizer)
+    _ground(args, projector, shards, held, decoder, tokenizer)
     recipe = tuning.Recipe(steps=args.steps, full_steps=args.full_steps, rows=args.rows, seed=args.seed)
     adapters = tuning.Adapters(decoder, recipe.rank, recipe.scale, recipe.seed)
     layer: Callable[..., Tensor] = tuning.layer_forward if args.no_compile else torch.compile(tuning.layer_forward, dynamic=False)

@@ -47,7 +47,7 @@ class Recipe:
     rank: int = 32
     scale: float = 2.0
     lr: float = 8e-4
-    projector_lr: float = 2e-4
+    projector_lr: float = 5e-5
     warmup: int = 20
     blind: float = 0.04
     seed: int = 0

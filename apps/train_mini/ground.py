@@ -5,25 +5,33 @@ the words for it (name, colour, place, moment), by squared error and by cross-en
 the language model then starts from visual tokens that it almost reads.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
 from mmsdk.apps.train_mini import vocabulary as words
-from mmsdk.apps.train_mini.features import Sample, Shard, cells_of, place_of_cell
-from mmsdk.apps.train_mini.scenes import Thing
+from mmsdk.apps.train_mini.clips import Clip
+from mmsdk.apps.train_mini.features import Shard, cells_of, check_origin, encoded, place_of_cell
+from mmsdk.apps.train_mini.scenes import Scene
 from mmsdk.models.mini.projector import Projector, place_features
 from mmsdk.models.types import Tokenizer
+from mmsdk.vision.types import VisionEncoder
 
-__all__ = ["Patches", "WordTable", "gather", "ground", "probe"]
+__all__ = ["Patches", "WordTable", "drawn", "gather", "ground", "joined", "probe"]
 
 _SLOTS = ("name", "colour", "place", "moment")
+_CHUNK = 500
 _MOMENTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "last")
 
 
@@ -35,17 +43,13 @@ class WordTable:
     vectors: dict[str, Float[Tensor, "w e"]]
 
     @staticmethod
-    def of(shards: Sequence[Shard], embedding: Float[Tensor, "v e"], tokenizer: Tokenizer) -> "WordTable":
-        """A table of all names that occur in the shards, plus the fixed colours, places and moments."""
-        names = {t.name for s in shards for i in s.samples for t in _things(i)} | {"background"}
+    def of(embedding: Float[Tensor, "v e"], tokenizer: Tokenizer) -> "WordTable":
+        """A table of all that is drawn: names, words and numbers, colours, places and moments."""
+        names = {*(kind.name for kind in words.OBJECTS), *words.SHAPES, *words.WORDS, *words.NUMBERS, "background"}
         lists = {"name": sorted(names), "colour": sorted(words.COLOURS), "place": list(words.PLACES), "moment": list(_MOMENTS)}
         vocabulary = {slot: {w: i for i, w in enumerate(ws)} for slot, ws in lists.items()}
         vectors = {slot: torch.stack([embedding[tokenizer.encode(" " + w)].float().mean(0) for w in ws]) for slot, ws in lists.items()}
         return WordTable(vocabulary, vectors)
-
-
-def _things(sample: Sample) -> list[Thing]:
-    return [*(sample.scene.things if sample.scene else ()), *(actor.thing for actor in (sample.clip.actors if sample.clip else ()))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,30 @@ def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int =
             moment = -1 if grid[0] == 1 else min(t, len(_MOMENTS) - 1)
             labels.append((name, colour, table.vocabulary["place"][place], moment))
     return Patches(torch.cat(features), torch.cat(places), torch.tensor(labels), torch.tensor(owners))
+
+
+def joined(parts: Sequence[Patches]) -> Patches:
+    """All of them as one; samples keep their numbers within their part."""
+    return Patches(*(torch.cat([getattr(part, f.name) for part in parts]) for f in dataclasses.fields(Patches)))
+
+
+def drawn(path: Path, items: Iterator[Scene | Clip], total: int, encoder: VisionEncoder, table: WordTable, *, origin: str) -> Patches:
+    """Patches of scenes that are drawn for grounding alone, kept at `path`: of each scene only what `gather` takes, an eighth of the shard.
+
+    Raises InputError for a file of another origin.
+    """
+    if path.exists():
+        check_origin(path, origin)
+        return Patches(**load_file(path))
+    parts = []
+    for start in range(0, total, _CHUNK):
+        some = list(itertools.islice(items, _CHUNK))
+        parts.append(gather(encoded(iter(some), len(some), encoder, label=f"{path.stem}, from {start:,}"), table, seed=start))
+    patches = joined(parts)
+    part = path.with_suffix(".part")
+    save_file({f.name: getattr(patches, f.name) for f in dataclasses.fields(Patches)}, part, metadata={"origin": origin})
+    os.replace(part, path)
+    return patches
 
 
 def _targets(labels: Tensor, table: WordTable) -> Tensor:

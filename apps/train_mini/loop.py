@@ -189,7 +189,7 @@ def evaluate(
     hits: dict[str, list[bool]] = {}
     cast = adapters.cast(decoder.embedding.weight.dtype)
     cache: dict[str, list[int]] = {}
-    for start in range(0, len(rows), 4):
+    for start in tqdm(range(0, len(rows), 4), desc="asking", unit="batch", mininterval=2):
         group = list(rows[start : start + 4])
         rng = np.random.default_rng((seed, start))
         seen = [rows[(start + i + 1) % len(rows)] for i in range(len(group))] if shuffled else group

@@ -1,0 +1,81 @@
+"""Grounding: labelled patches are those of the things drawn, are kept and used again, and teach the projector words it can be asked for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmsdk.apps.train_mini import vocabulary as words
+from mmsdk.apps.train_mini.clips import Clip
+from mmsdk.apps.train_mini.ground import Patches, WordTable, drawn, ground, joined, probe
+from mmsdk.apps.train_mini.scenes import Scene, Thing
+from mmsdk.errors import InputError
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
+from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.vit import ViT, ViTConfig
+
+
+class Letters:
+    """One token a character."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) % 97 for c in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+@pytest.fixture(scope="module")
+def table() -> WordTable:
+    return WordTable.of(torch.randn(97, 24, generator=torch.Generator().manual_seed(0)), Letters())
+
+
+@pytest.fixture(scope="module")
+def eyes() -> Encoder:
+    torch.manual_seed(4)
+    vit = ViT(ViTConfig(width=32, layers=2, heads=2, hidden=64, grid=4)).eval().requires_grad_(False)
+    return Encoder(Dinov2(vit), Preprocess(area=16))
+
+
+def scenes() -> Iterator[Scene | Clip]:
+    """A dog at the top left of one picture, a red circle at the bottom right of another."""
+    pixels = np.random.default_rng(0).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+    yield Scene(pixels, (Thing("dog", "", "object", 0.25, 0.25, 0.5, 0.5),))
+    yield Scene(255 - pixels, (Thing("circle", "red", "shape", 0.875, 0.875, 0.2, 0.2),))
+
+
+def test_patches_are_labelled_by_what_is_there(tmp_path: Path, eyes: Encoder, table: WordTable) -> None:
+    found = drawn(tmp_path / "p.safetensors", scenes(), 2, eyes, table, origin="here")
+    names, colours = table.vocabulary["name"], table.vocabulary["colour"]
+    # a grid of 4 x 4 patches: the dog covers the four at the top left, the circle the last one
+    assert found.labels[:16, 0].tolist() == [names["dog" if r < 2 and c < 2 else "background"] for r in range(4) for c in range(4)]
+    assert found.labels[16:, 0].tolist() == [names["background"]] * 15 + [names["circle"]]
+    assert found.labels[31, 1] == colours["red"] and set(found.labels[:31, 1].tolist()) == {-1}
+    assert found.labels[[0, 15], 2].tolist() == [words.PLACES.index("top left"), words.PLACES.index("bottom right")]
+    assert set(found.labels[:, 3].tolist()) == {-1}
+
+
+def test_patches_are_drawn_once(tmp_path: Path, eyes: Encoder, table: WordTable) -> None:
+    path = tmp_path / "p.safetensors"
+    made = drawn(path, scenes(), 2, eyes, table, origin="seed 0")
+    again = drawn(path, iter(()), 2, eyes, table, origin="seed 0")
+    for name in ("features", "places", "labels", "sample"):
+        assert torch.equal(getattr(made, name), getattr(again, name))
+    with pytest.raises(InputError, match="made from seed 0, this run is about seed 1"):
+        drawn(path, iter(()), 2, eyes, table, origin="seed 1")
+
+
+def test_grounding_teaches_words(table: WordTable) -> None:
+    torch.manual_seed(0)
+    labels = torch.stack([torch.randint(8, (400,)), torch.randint(4, (400,)), torch.randint(9, (400,)), torch.full((400,), -1)], dim=1)
+    seen = torch.cat([torch.nn.functional.one_hot(labels[:, i], 12).float() for i in range(3)], dim=1)
+    patches = Patches(seen.half(), torch.zeros(400, Projector.places), labels, torch.arange(400))
+    projector = Projector(ProjectorConfig(36, 64, 24))
+    before = probe(projector, patches, table)
+    ground(projector, joined([patches, patches]), table, steps=250, batch=128)
+    after = probe(projector, patches, table)
+    assert set(after) == {"name", "colour", "place"} and max(before.values()) < 0.5 < 0.9 < min(after.values())

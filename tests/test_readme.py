@@ -1,0 +1,45 @@
+"""The README's numbers are those of the committed results: whoever reruns a bench must correct them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def rows(bench: str) -> list[dict[str, float | str]]:
+    kept: list[dict[str, float | str]] = json.loads((ROOT / "benchmarks" / "results" / f"{bench}.json").read_text(encoding="utf-8"))["rows"]
+    return kept
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """Cells by the first one, of the table whose header line begins so."""
+    lines = README[README.index(f"| {heading} |") :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {first: rest for first, *rest in cells}
+
+
+def test_the_table_of_mini_is_the_committed_result() -> None:
+    found = {str(row["type"]): row for row in rows("mini")}
+    shown = table("question")
+    assert len(shown) >= 8 and "all but captions" in shown
+    for kind, (n, *shares) in shown.items():
+        row = found[kind]
+        assert int(n.replace(",", "")) == row["n"]
+        assert [int(share.removesuffix(" %")) for share in shares] == [
+            round(100 * float(row[key])) for key in ("accuracy", "blind", "shuffled")
+        ]
+
+
+def test_every_bench_that_the_readme_quotes_is_kept() -> None:
+    for name in set(re.findall(r"mmsdk bench (\w+) --committed", README)):
+        assert rows(name)
+
+
+@pytest.mark.parametrize("what", ["import mmsdk", "mmsdk --help"])
+def test_the_times_of_starting_are_the_committed_ones(what: str) -> None:
+    (seconds,) = (float(row["seconds"]) for row in rows("startup") if row["what"] == what)
+    assert f"{1000 * seconds:.0f} ms" in README
