@@ -120,6 +120,11 @@ def _option(parser: Parser, flag: str, text: str, kind: type = str, default: obj
     return flag
 
 
+def _repeated(parser: Parser, flag: str, text: str) -> str:
+    parser.add_argument(flag, action="append", default=[], help=text)
+    return flag
+
+
 def _switch(parser: Parser, flag: str, text: str) -> str:
     parser.add_argument(flag, action="store_true", help=text)
     return flag
@@ -132,7 +137,7 @@ def _ask(parser: Parser) -> list[str]:
         _option(parser, "--max-tokens", "the longest answer, in tokens", int, 128),
         _option(parser, "--temperature", "0 for the likeliest answer, more for variety", float, 0.0),
         _option(parser, "--seed", "chooses the answer where the temperature is above 0", int, 0),
-        _option(parser, "--compress", 'keep fewer visual tokens: "uniform:64", "random:0.25,seed=1"', default="identity"),
+        _repeated(parser, "--compress", 'keep fewer visual tokens: "uniform:64", "random:0.25,seed=1"; given again, one after the other'),
         _option(parser, "--dtype", "auto, float32, bfloat16 or float16", default="auto"),
         _option(parser, "--device", "cpu, cuda, cuda:1, ...", default="cpu"),
         _option(parser, "--explain", "draw what was looked at into this picture file"),

@@ -25,13 +25,13 @@ class InputError(MmsdkError, ValueError):
         self.item = item
         self.index = index
 
-    def at(self, index: int) -> "InputError":
-        """The same error, naming its place in a batch (counted from 0)."""
+    def at(self, index: int | None) -> "InputError":
+        """The same error, naming its place in a batch (counted from 0), or none."""
         return type(self)(self.message, item=self.item, index=index)
 
 
-class BudgetError(MmsdkError, ValueError):
-    """A token budget is zero, negative, not a number, or larger than the number of tokens."""
+class BudgetError(InputError):
+    """A token budget is zero, negative, not a number, or larger than the number of tokens of an input."""
 
 
 class ModelError(MmsdkError):

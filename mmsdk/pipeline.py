@@ -35,27 +35,37 @@ def pipeline(
     compress: CompressionSpec = "identity",
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
+    batch_size: int = 16,
 ) -> "Pipeline":
     """Put a model's parts together, ready to answer.
 
     `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
-    where the device computes in it natively, else float32. Raises ModelError for a task or model that is not supported, WeightsError
-    where weights cannot be had, PluginError or BudgetError for a compression that cannot be.
+    where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together.
+    Raises ModelError for a task or model that is not supported, WeightsError where weights cannot be had, PluginError or BudgetError for
+    a compression that cannot be, InputError for a batch size below 1.
     """
     if task not in TASKS:
         raise ModelError(f"the task {task!r} is not supported; there is {', '.join(map(repr, TASKS))}")
     # what is wrong with the words is told before seconds are spent on weights
     steps = compression(compress)
     place = _device(device)
-    return Pipeline(open_model(model, resolve_dtype(dtype, place), place), steps)
+    return Pipeline(open_model(model, resolve_dtype(dtype, place), place), steps, batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A model and what its compress stage does. Calls share nothing, so that one may not change the answer of another."""
+    """A model and what its compress stage does. Calls share nothing, so that one may not change the answer of another.
+
+    A batch runs `batch_size` rows at a time, which bounds its memory and changes no answer. Raises InputError where that is below 1.
+    """
 
     vlm: VLM
     compression: Compression = Compression()
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}, expected at least 1", item="batch_size")
 
     @overload
     def __call__(
@@ -130,12 +140,19 @@ class Pipeline:
         return Stream(self._pieces(row, ready.context, config, clock))
 
     def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression) -> list[Answer | MmsdkError]:
+        found: dict[int, Answer | MmsdkError] = {}
+        for first in range(0, len(items), self.batch_size):
+            found |= self._group(items[first : first + self.batch_size], first, config, steps)
+        return [found[index] for index in range(len(items))]
+
+    def _group(self, items: Sequence[Question], first: int, config: GenerationConfig, steps: Compression) -> dict[int, Answer | MmsdkError]:
+        """Answers and errors of rows that run together, by their place in the whole batch."""
         clock = Clock(device_of(self.vlm))
-        ready = prepare(self.vlm, steps, items, config.max_tokens, clock)
+        ready = prepare(self.vlm, steps, items, config.max_tokens, clock, first)
         with clock.stage("decode"):
             texts = [] if ready.context is None else self._decode(ready.context, [config] * len(ready.rows))
         answers = {index: _answer(row, text, config.seed, clock) for (index, row), text in zip(ready.rows.items(), texts, strict=True)}
-        return [answers[index] if index in answers else ready.errors[index] for index in range(len(items))]
+        return {**ready.errors, **answers}
 
     def _steps(self, context: Context, configs: Sequence[GenerationConfig]) -> Iterator[Step]:
         vlm = self.vlm
@@ -198,7 +215,7 @@ def _answer(row: Row, text: Generated, seed: int, clock: Clock) -> Answer | Mode
 
 def _alone(error: MmsdkError) -> MmsdkError:
     """The error of a single question, which has no place in a batch to name."""
-    return InputError(error.message, item=error.item) if isinstance(error, InputError) else error
+    return error.at(None) if isinstance(error, InputError) else error
 
 
 def _pairs(items: object) -> list[Question]:

@@ -66,7 +66,7 @@ def _encode_shortened(vlm: VLM, prompts: Mapping[int, Prompt], step: Step[Shorte
     encoder = vlm.encoder
     if not isinstance(encoder, ShorteningEncoder):
         raise ModelError(f"{named(step.method)} works inside the encoder, and that of {vlm.name!r} cannot be shortened; leave it out")
-    plans, unfit = parted({index: _plans(encoder, prompt.media, step) for index, prompt in prompts.items()})
+    plans, unfit = parted({index: _plans(encoder, index, prompt.media, step) for index, prompt in prompts.items()})
     todo = [(item, plan) for index, row in plans.items() for item, plan in zip(prompts[index].media, row, strict=True)]
     whole = iter(encoder([item for item, plan in todo if not plan]))
     short = iter(encoder.shortened([item for item, plan in todo if plan], [plan for _, plan in todo if plan]))
@@ -81,12 +81,12 @@ def _shortened(item: Media, result: Shortened, encoder: ShorteningEncoder, metho
     return Seen(encoder.count(item.size, _frames(item)), tokens, sight)
 
 
-def _plans(encoder: ShorteningEncoder, media: Sequence[Media], step: Step[Shortener]) -> list[list[Shortening]] | BudgetError:
+def _plans(encoder: ShorteningEncoder, index: int, media: Sequence[Media], step: Step[Shortener]) -> list[list[Shortening]] | InputError:
     """How the encoder is shortened for each frame of each input of a row; not at all where the budget is all that there is."""
     try:
         return [_plan(encoder, item, step) for item in media]
     except BudgetError as error:
-        return error
+        return error.at(index)
 
 
 def _plan(encoder: ShorteningEncoder, item: Media, step: Step[Shortener]) -> list[Shortening]:
@@ -107,8 +107,6 @@ def _seen(media: Media, tokens: VisualTokens) -> Seen:
 def _thin(compression: Compression, index: int, row: Sequence[Seen]) -> list[Seen] | MmsdkError:
     try:
         entering = compression.entering([item.tokens for item in row])
-    except BudgetError as error:
-        return error
     except InputError as error:
         return error.at(index)
     return [_entered(*one) for one in zip(row, entering, strict=True)]

@@ -111,12 +111,15 @@ def device_of(vlm: VLM) -> torch.device:
     return next(vlm.decoder.parameters()).device
 
 
-def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room: int, clock: Clock) -> Prepared:
-    """Take a batch through load, encode, compress and prefill, keeping `room` tokens free in the model's context for the answer."""
+def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room: int, clock: Clock, first: int = 0) -> Prepared:
+    """Take a batch through load, encode, compress and prefill, keeping `room` tokens free in the model's context for the answer.
+
+    Rows are counted from `first`, where they are part of a longer batch.
+    """
     cuts = cuts_of(compression, vlm.decoder.config.layers)
     with torch.no_grad():
         with clock.stage("load"):
-            prompts, errors = parted(read(items))
+            prompts, errors = parted(read(items, first))
         with clock.stage("encode"):
             seen, unseen = parted(encode(vlm, prompts, compression))
         with clock.stage("compress"):
@@ -132,9 +135,9 @@ def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
     return tuple(Cut(layer, step.method) for step in compression.inside_decoder for layer in step.method.layers(depth))
 
 
-def read(items: Sequence[Question]) -> dict[int, Prompt | InputError]:
+def read(items: Sequence[Question], first: int = 0) -> dict[int, Prompt | InputError]:
     """Load the media of every question; a row whose media or words cannot be used becomes the error, with its place in the batch."""
-    return {index: _read(index, media, words) for index, (media, words) in enumerate(items)}
+    return {index: _read(index, media, words) for index, (media, words) in enumerate(items, first)}
 
 
 def assemble(

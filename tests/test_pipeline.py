@@ -142,6 +142,21 @@ def test_one_bad_item_is_reported_in_its_place_and_the_others_are_answered(pipe:
     assert isinstance(empty, InputError) and "item 0 (void)" in str(empty) and same(answered, results[0])
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_rows_that_run_together_change_no_answer_and_no_place(pipe: Pipeline, batch_size: int) -> None:
+    items = [(picture(i, 28 + 14 * i, 56), f"Question {i}") for i in range(5)]
+    items[3] = ("missing.png", "What?")
+    few = Pipeline(pipe.vlm, pipe.compression, batch_size)
+    together, groups = pipe(items, max_tokens=6), few(items, max_tokens=6)
+    assert isinstance(groups[3], InputError) and "item 3" in str(groups[3])
+    assert all(same(a, b) for i, (a, b) in enumerate(zip(together, groups, strict=True)) if i != 3)
+
+
+def test_a_batch_size_below_one_is_refused(pipe: Pipeline) -> None:
+    with pytest.raises(InputError, match="batch_size is 0"):
+        Pipeline(pipe.vlm, batch_size=0)
+
+
 def test_a_batch_without_a_good_item_or_any_item(pipe: Pipeline) -> None:
     assert pipe([], max_tokens=2) == []
     (error,) = pipe([("missing.png", "What?")], max_tokens=2)
@@ -246,8 +261,8 @@ def test_keeping_everything_changes_nothing(pipe: Pipeline) -> None:
 
 def test_a_budget_that_one_row_cannot_meet_is_that_rows_error(pipe: Pipeline) -> None:
     good, small = pipe([(picture(0), "What?"), (picture(1, 28, 84), "What?")], max_tokens=3, compress="uniform:14")
-    assert isinstance(good, Answer) and good.tokens.kept == 14 and isinstance(small, BudgetError)
-    with pytest.raises(BudgetError):
+    assert isinstance(good, Answer) and good.tokens.kept == 14 and isinstance(small, BudgetError) and str(small).startswith("item 1: ")
+    with pytest.raises(BudgetError, match="^budget 14"):
         pipe(picture(1, 28, 84), "What?", compress="uniform:14")
 
 

@@ -28,7 +28,7 @@ def check(tokens: Sequence[VisualTokens], budgets: Sequence[Budget]) -> None:
         raise BudgetError(f"{len(tokens)} visual inputs came with {len(budgets)} budgets; give one budget per input")
     for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):
         if budget.count > len(item):
-            raise BudgetError(f"item {i}: budget {budget.count} is above the {len(item)} visual tokens of the input")
+            raise BudgetError(f"budget {budget.count} is above the {len(item)} visual tokens of the input", index=i)
 
 
 def reading_key(positions: Int[Tensor, "n 3"], grid: tuple[int, int, int]) -> Int[Tensor, " n"]:

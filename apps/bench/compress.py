@@ -16,7 +16,7 @@ from mmsdk.apps.train_mini.features import Sample, draw, media_of
 from mmsdk.apps.train_mini.questions import QA
 from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.compress import METHODS, Compression, compression, named
-from mmsdk.errors import BudgetError, InputError
+from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.kv.types import KVCache
@@ -114,7 +114,7 @@ def _tried(vlm: Mini, spec: Compression, asked: Sequence[_Asked], batch: int) ->
     """None, with the reason on the screen, where the method is not made for such inputs."""
     try:
         return _run(vlm, spec, asked, batch)
-    except (BudgetError, InputError) as error:
+    except InputError as error:
         tqdm.write(f"{named(spec.steps[0].method)} left out: {error}")
         return None
 

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         check_path(Path(args.explain), paths)
     for path in paths:
         check(path)
-    pipe = pipeline("image-text-to-text", model=args.model, compress=args.compress, dtype=args.dtype, device=args.device)
+    pipe = pipeline("image-text-to-text", model=args.model, compress=args.compress or "identity", dtype=args.dtype, device=args.device)
     answer = (_whole if args.json else _streamed)(pipe, paths, question, config)
     for sight in answer.sights:
         for note in sight.notes:

@@ -77,6 +77,7 @@ def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: p
         (["ask", "PICTURE", "--compress", "unifrom:64", "what?"], "uniform"),
         (["ask", "--compress", "unifrom:64", "PICTURE", "PICTURE", "--seed", "3", "what?"], "uniform"),
         (["ask", "PICTURE", "what?", "--compress", "uniform:0"], "at least one|outside"),
+        (["ask", "PICTURE", "what?", "--compress", "fastv:0.5", "--compress", "tome:0.5"], "in this order"),
         (["ask", "PICTURE", "what?", "--dtype", "float31"], "float32"),
         (["ask", "PICTURE", "what?", "--device", "meta"], "meta"),
         (["ask", "PICTURE", "what?", "--max-tokens", "0"], "max_tokens"),
