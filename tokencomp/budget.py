@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 
 from mmsdk.errors import BudgetError
 
@@ -32,4 +33,5 @@ class Budget:
             return Budget(amount)
         if not math.isfinite(amount) or not 0 < amount <= 1:
             raise BudgetError(f"budget fraction {amount} is outside (0, 1]; write a whole number for a token count")
-        return Budget(max(1, math.floor(amount * n + 0.5)))
+        # as a decimal, since 0.29 of 50 is a half, which a float product falls short of
+        return Budget(max(1, int((Decimal(str(amount)) * n).to_integral_value(ROUND_HALF_UP))))

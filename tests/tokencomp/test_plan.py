@@ -141,3 +141,10 @@ def test_impossible_fractions(amount: float) -> None:
 
 def test_fractions_round_half_up_and_keep_one() -> None:
     assert [Budget.of(f, 10).count for f in (0.25, 0.35, 0.01, 1.0)] == [3, 4, 1, 10]
+
+
+@pytest.mark.parametrize("n", [10, 50, 90, 300])
+def test_fractions_are_the_decimals_that_were_written(n: int) -> None:
+    """0.29 of 50 is 14.5, and 0.35 of 90 is 31.5: float products stop short of both."""
+    for percent in range(1, 101):
+        assert Budget.of(percent / 100, n).count == max(1, (percent * n + 50) // 100), percent
