@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmsdk.errors import InputError
+from mmsdk.errors import InputError, SafetyError
 from mmsdk.vision.types import Image
 from mmsdk.vla.camera import shown
 from mmsdk.vla.contract import Command, Contract
@@ -83,8 +83,14 @@ class Adapter:
         return torch.cat(parts) if parts else state[:0]
 
     def actions(self, actions: Float[Tensor, "h a"], state: Float[Tensor, " p"]) -> Float[Tensor, "h r"]:
-        """A policy's actions as the robot's; `state` is the robot's, that the policy saw. Raises InputError for too few or many numbers."""
+        """A policy's actions as the robot's; `state` is the robot's, that the policy saw.
+
+        Raises InputError for too few or many numbers, SafetyError where one is not finite: no conversion may make something of it.
+        """
         _check_width(self.policy, actions)
+        if not bool(actions.isfinite().all()):
+            step, column = (int(place) for place in (~actions.isfinite()).nonzero()[0])
+            raise SafetyError(f"{self.policy.name}: actions that are not finite, first at step {step}, number {column}")
         seen = self.state(state)
         return torch.cat([_converted(made, taken, self.policy, actions, seen) for made, taken in self._pairs], dim=-1)
 
@@ -101,7 +107,7 @@ def _converted(source: Command, target: Command, contract: Contract, actions: Te
     conversion = Conversion(source.feature, target.feature)
     if source.meaning == target.meaning:
         return conversion(values) if source.meaning == "absolute" else conversion.difference(values)
-    origin = state[contract.state_columns(source.measured or target.measured)].to(values.dtype)
+    origin = state[contract.state_columns(source.measured or target.measured)].to(values)
     summed = values.cumsum(0) if source.meaning == "step" else values
     absolute = summed if source.meaning == "absolute" else origin + summed
     if target.meaning == "absolute":

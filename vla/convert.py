@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -70,7 +71,9 @@ class Conversion:
     def _gripped(self, values: Tensor) -> Tensor:
         (opened, closed), (target_opened, target_closed) = _ends(self.source), _ends(self.target)
         share = (values - opened) / (closed - opened)
-        share = (share > 0.5).to(values.dtype) if self.target.binary else share
+        if self.target.binary:
+            # neither opened nor closed: NaN stays NaN, for whoever judges it
+            share = torch.where(share.isnan(), share, (share > 0.5).to(values.dtype))
         return target_opened + share * (target_closed - target_opened)
 
 

@@ -47,7 +47,7 @@ class RobotPolicy:
         self.model.reset(episode)
 
     def __call__(self, request: Request) -> ActionChunk:
-        """See `Policy`. Raises ModelError where the model answers with another width than its own."""
+        """See `Policy`. Raises ModelError where the model answers with another width than its own, SafetyError where not finite."""
         seen = request.observation
         observation = self.adapter.observation(seen)
         observation = replace(observation, state=self._padded(self.state(observation.state[None]))[0])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from mmsdk.errors import InputError, ModelError
+from mmsdk.errors import InputError, ModelError, SafetyError
 from mmsdk.vision.types import Image
 from mmsdk.vla.adapt import Adapter, Names
 from mmsdk.vla.camera import shown, upright
@@ -79,6 +79,25 @@ def test_vr_02_a_gripper_is_converted_by_what_both_declare() -> None:
     torch.testing.assert_close(Conversion(to.target, to.source)(to(values)), values)
     # LIBERO's takes only the two ends, and the sign the other way round
     torch.testing.assert_close(Conversion(gripper(1, 0), gripper(-1, 1, binary=True))(values), torch.tensor([[1.0], [-1.0], [1.0]]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_vr_27_a_gripper_command_that_is_not_finite_is_neither_opened_nor_closed(bad: float) -> None:
+    """A binary gripper knows two ends, and a comparison puts NaN at one of them."""
+
+    def hand(name: str, feature: Feature) -> Contract:
+        return Contract(name, 20.0, (), (feature,), (Command(feature, "position", "absolute", "gripper"),))
+
+    class Wild(Short):
+        def __call__(self, request: Request) -> ActionChunk:
+            return ActionChunk(torch.tensor([[0.0], [bad]]), request.observation.stamp)
+
+    policy = load_policy(
+        Wild(), hand("policy", gripper(0, 1)), hand("robot", gripper(0, 1, binary=True)), Normalization("identity", "identity", {})
+    )
+    with pytest.raises(SafetyError, match="policy: actions that are not finite, first at step 1, number 0"):
+        policy(Request(observed([0.0]), torch.zeros(0, 1, dtype=torch.float64)))
+    assert Conversion(gripper(0, 1), gripper(0, 1, binary=True))(torch.tensor([[float("nan")]])).isnan().all()
 
 
 def test_vr_02_a_gripper_without_polarity_does_not_load() -> None:
