@@ -138,8 +138,9 @@ class Gate:
 
     @property
     def resting(self) -> bool:
-        """Whether every axis stands still, by what was commanded."""
-        return all(not motion.velocity and not motion.acceleration for motion in self._motions)
+        """Whether every axis stands still, by what was commanded; an effort does so only at 0, for a constant one still pushes."""
+        still = all(not motion.velocity and not motion.acceleration for motion in self._motions)
+        return still and not any(motion.position for lane, motion in zip(self._lanes, self._motions, strict=True) if lane.kind == "effort")
 
     def _check(self, action: Tensor) -> None:
         if not self.started:

@@ -174,9 +174,13 @@ class ControlLoop:
         self._restart()
 
     def release(self) -> None:
-        """Reset the emergency stop: motion begins anew from where the robot is measured. Raises SafetyError during the cooldown."""
-        self.estop.reset(self.clock.now())
+        """Bring the robot to rest, then reset the emergency stop: motion begins anew from where the robot is measured.
+
+        Raises SafetyError, and stays stopped, during the cooldown, where the robot does not come to rest, and if tripped meanwhile.
+        """
+        asked = self.clock.now()
         self.settle()
+        self.estop.reset(asked)
         self._restart()
 
     def report(self) -> LoopReport:

@@ -10,11 +10,11 @@ import torch
 
 from mmsdk.errors import InputError, ModelError, SafetyError
 from mmsdk.vla.clock import SimulatedClock, SystemClock
-from mmsdk.vla.contract import Contract, Timing
+from mmsdk.vla.contract import Command, Contract, Feature, Timing
 from mmsdk.vla.envs.planar_arm import PlanarArm, planar_contract
 from mmsdk.vla.loop import ControlLoop, Pace
 from mmsdk.vla.plan import Plan, TemporalEnsemble, averaging
-from mmsdk.vla.types import ActionChunk, Effort, Observation, Policy, Request, Robot
+from mmsdk.vla.types import ActionChunk, Effort, Observation, Policy, Request, Robot, Stamp
 from mmsdk.vla.worker import Answer, Delayed, Threaded, Worker
 
 HZ = 20.0
@@ -275,6 +275,30 @@ def test_vr_34_a_frozen_camera_stops_the_robot_in_its_own_mode(control: str) -> 
     assert ticked(loop, 1)[0].startswith("stale: 1 of 3") and "" in ticked(loop, 10)
 
 
+def test_a_run_ends_with_no_effort_left() -> None:
+    """A constant push is no rest: the last command is 0 N, reached at the declared rate."""
+    force = Feature("grip", "effort", 1, "N", (-40.0,), (40.0,))
+    hand = Contract("hand", HZ, (), (), (Command(force, "effort", "absolute", speed=50.0),))
+    clock, sent = SimulatedClock(), list[float]()
+
+    class Hand:
+        contract = hand
+
+        def observe(self) -> Observation:
+            return Observation({}, torch.zeros(0, dtype=torch.float64), "hold it", Stamp(clock.now()))
+
+        def apply(self, action: torch.Tensor) -> None:
+            sent.append(float(action[0]))
+
+    class Pushes(Reach):
+        def __call__(self, request: Request) -> ActionChunk:
+            return ActionChunk(torch.full((16, 1), 5.0, dtype=torch.float64), request.observation.stamp)
+
+    loop = ControlLoop(Hand(), Pushes(), HZ, clock=clock, worker=lambda policy: Delayed(policy, clock, lambda request: 0.0))
+    loop.run(30)
+    assert 5.0 in sent and sent[-1] == 0.0 and max(abs(after - before) for before, after in pairwise(sent)) <= 2.5 + 1e-9
+
+
 def test_an_empty_plan_holds_and_says_so() -> None:
     loop, _, robot, _ = scripted()
     before = list(robot.joints)
@@ -326,6 +350,31 @@ def test_the_emergency_stop_stops_from_anywhere_and_is_left_only_by_hand() -> No
     ticked(loop, 11)
     loop.release()
     assert "" in ticked(loop, 15)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_emergency_stop_stays_until_the_robot_is_at_rest(again: bool) -> None:
+    """Released while the robot still moves, it is latched for as long as that brakes; tripped meanwhile, it stays so."""
+    loop, robot, clock = simulated(Reach(0.05))
+    loop.warm_up()
+    ticked(loop, 25)
+    loop.estop.trip("button", clock.now() - 10)
+    apply, reasons = robot.apply, list[str]()
+
+    def watched(action: torch.Tensor) -> None:
+        reasons.append(loop.estop.reason)
+        apply(action)
+        if again:
+            loop.estop.trip("again", clock.now())
+
+    robot.apply = watched  # type: ignore[method-assign]
+    assert not loop.gate.resting
+    if again:
+        with pytest.raises(SafetyError, match="no reset before"):
+            loop.release()
+    else:
+        loop.release()
+    assert reasons and set(reasons) == {"button"} and loop.estop.reason == ("button" if again else "")
 
 
 def test_vr_35_percentiles_misses_and_stale_rate_are_printed() -> None:

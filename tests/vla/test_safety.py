@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import pi
+from threading import Thread
 
 import pytest
 import torch
@@ -95,7 +96,8 @@ def test_efforts_go_to_zero_at_their_rate() -> None:
     gate = started(Contract("hand", 20.0, (), (), (Command(force, "effort", "absolute", speed=200.0),)), torch.zeros(0))
     pushed = [float(gate.towards(torch.tensor([50.0])).command) for _ in range(6)]
     assert pushed == pytest.approx([10, 20, 30, 40, 40, 40])
-    assert [float(gate.stop().command) for _ in range(5)] == pytest.approx([30, 20, 10, 0, 0])
+    assert not gate.resting, "a constant effort still pushes"
+    assert [float(gate.stop().command) for _ in range(6)] == pytest.approx([30, 20, 10, 0, 0, 0]) and gate.resting
 
 
 def test_the_tool_stays_in_its_box() -> None:
@@ -279,6 +281,32 @@ def test_the_emergency_stop_latches_and_cools_down() -> None:
             stop.reset(moment)
     stop.reset(10.71)
     assert not stop.reason
+
+
+@pytest.mark.parametrize("where", ["another thread", "a signal's handler"])
+def test_a_trip_in_the_midst_of_a_reset_is_not_lost(where: str) -> None:
+    """It comes right after the cooldown was found to be over."""
+    threads: list[Thread] = []
+
+    def trip() -> None:
+        stop.trip("second", 20.0)
+
+    class Interrupted(float):
+        def __le__(self, other: float) -> bool:
+            if where == "another thread":
+                threads.append(Thread(target=trip))
+                threads[0].start()
+                threads[0].join(0.2)
+            else:
+                trip()
+            return float(self) <= other
+
+    stop = EmergencyStop(Interrupted(0.5))
+    stop.trip("first", 10.0)
+    stop.reset(15.0)
+    for thread in threads:
+        thread.join(5.0)
+    assert stop.reason
 
 
 def test_the_arm_takes_only_its_own_contract() -> None:
