@@ -6,7 +6,7 @@ import torch
 from mmsdk.tokencomp import density, similarity
 from mmsdk.tokencomp.clustering import spherical_kmeans
 from mmsdk.tokencomp.density import density_peaks
-from mmsdk.tokencomp.ranking import first_best, first_in_tiers, others, rank_within, ranked, rescaled, top
+from mmsdk.tokencomp.ranking import TIE, first_best, first_in_tiers, others, rank_within, ranked, rescaled, top, top_within
 from mmsdk.tokencomp.seeding import farthest_first
 from mmsdk.tokencomp.similarity import best_match, nearest_other, unit
 
@@ -32,6 +32,47 @@ def test_noise_of_another_order_of_summing_changes_nothing() -> None:
         assert torch.equal(top(noisy, 100), top(exact, 100)) and int(first_best(noisy)) == int(first_best(exact))
 
 
+@pytest.mark.parametrize("half", [0.1, 0.5, 0.50000050, 0.9999995])
+def test_near_ties_are_equal_wherever_they_lie(half: float) -> None:
+    """PP-12: scores 1.2e-7 and 9e-7 apart, on every side of what rounding to millionths would part."""
+    one = torch.zeros(1, 3, dtype=torch.int64)
+    for shift in range(20):
+        low = half + shift * 1e-7
+        for gap in (1.2e-7, 8e-7):
+            scores = torch.tensor([[low, low + gap, 0.0]])
+            assert ranked(scores).tolist() == [[0, 1, 2]]
+            assert top_within(scores, one, torch.tensor([[1]])).tolist() == [[True, False, False]]
+            assert first_in_tiers(one, scores, 1, tiers=1).tolist() == top(scores, 1).tolist() == [[0]]
+        assert ranked(torch.tensor([low, low + 3e-6])).tolist() == [1, 0]
+
+
+def test_the_best_of_each_group_equal_the_best_of_a_group_alone() -> None:
+    """PP-12: many scores a few ten-millionths apart, so that what is equal to the last one chosen decides."""
+    generator = torch.Generator().manual_seed(6)
+    scores = 0.5 + 1e-7 * torch.randint(0, 60, (2, 40), generator=generator)
+    group = torch.randint(0, 3, (2, 40), generator=generator)
+    quota = torch.tensor([[3, 0, 5], [1, 50, 4]])
+    found = top_within(scores, group, quota)
+    for b in range(2):
+        for g in range(3):
+            mine = (group[b] == g).nonzero()[:, 0]
+            best = mine[top(scores[b, mine], min(int(quota[b, g]), len(mine)))]
+            assert torch.equal((found[b] & (group[b] == g)).nonzero()[:, 0], best)
+
+
+def test_an_order_is_of_tiers_that_begin_at_their_largest() -> None:
+    """PP-12: against a loop, with scores so close that tiers follow one another without a gap."""
+    scores = 0.5 + 1e-7 * torch.randint(0, 90, (3, 50), generator=torch.Generator().manual_seed(7))
+    for row, order in zip(scores, ranked(scores), strict=True):
+        left, expected = list(range(50)), list[int]()
+        while left:
+            most = row[left].max()
+            tier = [i for i in left if float(-row[i]) <= float(-most + TIE)]
+            expected, left = expected + tier, [i for i in left if i not in tier]
+        assert order.tolist() == expected
+    assert ranked(torch.empty(2, 0)).shape == (2, 0) and ranked(torch.tensor([-torch.inf, 1.0, torch.inf])).tolist() == [2, 1, 0]
+
+
 def test_ranks_within_groups_equal_a_loop() -> None:
     group = torch.randint(0, 4, (2, 30), generator=torch.Generator().manual_seed(2))
     order = torch.stack([torch.randperm(30, generator=torch.Generator().manual_seed(s)) for s in (3, 4)])
@@ -44,8 +85,8 @@ def test_ranks_within_groups_equal_a_loop() -> None:
 
 
 def test_tiers_others_and_rescaling() -> None:
-    tier, order = torch.tensor([[1, 0, 1, 0]]), torch.tensor([[2, 3, 1, 0]])
-    assert first_in_tiers(tier, order, 3).tolist() == [[1, 2, 3]]
+    tier, scores = torch.tensor([[1, 0, 1, 0]]), torch.tensor([[0.1, 0.2, 0.4, 0.3]])
+    assert first_in_tiers(tier, scores, 3, tiers=2).tolist() == [[1, 2, 3]]
     assert others(torch.tensor([[3, 0]]), 5).tolist() == [[1, 2, 4]]
     assert rescaled(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])).tolist() == [[0.0, 1.0, 0.5], [1.0, 1.0, 1.0]]
 

@@ -20,7 +20,7 @@ from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.clustering import group_means
 from mmsdk.tokencomp.density import density_peaks
-from mmsdk.tokencomp.ranking import first_in_tiers, rank_within, ranked, rescaled, top
+from mmsdk.tokencomp.ranking import first_in_tiers, rescaled, top, top_within
 from mmsdk.tokencomp.similarity import best_match, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed
@@ -91,10 +91,10 @@ class FastVID:
         is_anchor = (end - number) % self.stride == 0
         begin = torch.maximum(start, number - self.stride + 1)
         quota = torch.where(is_anchor, count * (number + 1) // frames - count * begin // frames, 0)
-        order = ranked(score.masked_fill(~free, -1.0))
-        chosen = rank_within(order, frame, frames) < quota.gather(1, frame)
+        score = score.masked_fill(~free, -1.0)
+        chosen = top_within(score, frame, quota)
         tier = torch.where(chosen, 0, torch.where(is_anchor.gather(1, frame), 1, 2)).masked_fill(~free, 3)
-        return first_in_tiers(tier, order, count)
+        return first_in_tiers(tier, score, count, tiers=4)
 
     def _blended(self, item: VisualTokens, labels: Int[Tensor, " n"], at: Int[Tensor, " m"], salient: int) -> Float[Tensor, "m d"]:
         """Salient tokens as they are, anchors mixed with the means of their groups."""
@@ -108,9 +108,9 @@ def _salient(saliency: Float[Tensor, "b n"], frame: Int[Tensor, "b n"], frames: 
     """The most attended tokens of each frame, as evenly many from each as whole numbers allow."""
     number = torch.arange(frames, device=frame.device)
     quota = count * (number + 1) // frames - count * number // frames
-    order = ranked(rescaled(saliency))
-    tier = (rank_within(order, frame, frames) >= quota[frame]).long()
-    return first_in_tiers(tier, order, count)
+    score = rescaled(saliency)
+    tier = (~top_within(score, frame, quota.expand(len(frame), -1))).long()
+    return first_in_tiers(tier, score, count, tiers=2)
 
 
 def _joined(
