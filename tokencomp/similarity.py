@@ -30,9 +30,9 @@ def rows_at(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tenso
     return z.flatten(0, 1).index_select(0, flat.flatten()).view(*index.shape, z.shape[2])
 
 
-def few(n: int) -> bool:
-    """Whether a matrix of n tokens by n tokens is small enough to be held whole."""
-    return n * n <= ENTRIES
+def few(b: int, n: int) -> bool:
+    """Whether the matrices of n tokens by n tokens of b inputs are small enough to be held whole, all at one time."""
+    return b * n * n <= ENTRIES
 
 
 def cosine_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor, " b"]], Float[Tensor, "b n"]]:
@@ -41,7 +41,7 @@ def cosine_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor, 
     Where tokens are few and many rows are wanted, all are computed at once: one large product is faster than as many small ones.
     """
     rows = torch.arange(len(z), device=z.device)
-    if few(z.shape[1]) and 16 * count >= z.shape[1]:
+    if few(*z.shape[:2]) and 16 * count >= z.shape[1]:
         whole = z @ z.transpose(1, 2)
         return lambda token: whole[rows, token]
     return lambda token: torch.bmm(z, z[rows, token, :, None])[..., 0]

@@ -53,7 +53,7 @@ def _without_duplicates(z: Float[Tensor, "b n d"], rest: Int[Tensor, "b r"], cou
     """`count` of the tokens `rest`: at each step the tokens at even places that have the nearest twins at odd places go."""
     if count == 0:
         return rest[:, :0]
-    pairs = z @ z.transpose(1, 2) if few(z.shape[1]) else None
+    pairs = z @ z.transpose(1, 2) if few(*z.shape[:2]) else None
     while rest.shape[1] > count:
         even, odd = rest[:, ::2], rest[:, 1::2]
         if pairs is None:
