@@ -107,8 +107,11 @@ def test_one_input(name: str, grid: tuple[int, int, int], share: float, seed: in
 @pytest.mark.parametrize("name", METHODS)
 def test_batch_equals_one_by_one_and_repeats(name: str) -> None:
     method = method_of(name)
-    batch = [tokens_of((1, 4, 6), 0), tokens_of((3, 5, 2), 1), tokens_of((1, 1, 1), 2), tokens_of((1, 6, 4), 3)]
-    budgets = [budget_for(name, len(item), 0.3) for item in batch]
+    """Grids that differ, and inputs of one shape, which methods plan for side by side: equal budgets, and one that differs."""
+    grids = [(1, 4, 6), (3, 5, 2), (1, 1, 1), (1, 6, 4), (3, 5, 2), (1, 4, 6), (3, 5, 2), (1, 4, 6)]
+    batch = [tokens_of(grid, seed) for seed, grid in enumerate(grids)]
+    shares = [0.3] * 6 + [0.6, 0.5]
+    budgets = [budget_for(name, len(item), share) for item, share in zip(batch, shares, strict=True)]
     together = method(batch, budgets)
     alone = [method([item], [budget])[0] for item, budget in zip(batch, budgets, strict=True)]
     assert len(together) == len(batch)
