@@ -52,8 +52,15 @@ def encode(vlm: VLM, prompts: Mapping[int, Prompt], compression: Compression = C
 
 
 def compress(compression: Compression, seen: Mapping[int, Sequence[Seen]]) -> dict[int, list[Seen] | MmsdkError]:
-    """Thin each row's visual inputs to what goes into the decoder; a budget that does not fit is that row's error."""
-    return {index: _thin(compression, index, row) for index, row in seen.items()}
+    """Thin each row's visual inputs to what goes into the decoder; a budget that does not fit is that row's error.
+
+    Inputs of all rows are planned for together; row by row only where one of them does not fit.
+    """
+    try:
+        thinned = iter(_together(compression, [item for row in seen.values() for item in row]))
+    except InputError:
+        return {index: _thin(compression, index, row) for index, row in seen.items()}
+    return {index: [next(thinned) for _ in row] for index, row in seen.items()}
 
 
 def parted(results: Mapping[int, Good | MmsdkError]) -> tuple[dict[int, Good], dict[int, MmsdkError]]:
@@ -106,10 +113,14 @@ def _seen(media: Media, tokens: VisualTokens) -> Seen:
 
 def _thin(compression: Compression, index: int, row: Sequence[Seen]) -> list[Seen] | MmsdkError:
     try:
-        entering = compression.entering([item.tokens for item in row])
+        return _together(compression, row)
     except InputError as error:
         return error.at(index)
-    return [_entered(*one) for one in zip(row, entering, strict=True)]
+
+
+def _together(compression: Compression, seen: Sequence[Seen]) -> list[Seen]:
+    entering = compression.entering([item.tokens for item in seen])
+    return [_entered(*one) for one in zip(seen, entering, strict=True)]
 
 
 def _entered(seen: Seen, entering: Entering) -> Seen:

@@ -17,9 +17,11 @@ from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.pipeline import Pipeline
 from mmsdk.stages import Clock, prepare
+from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.methods.fastv import FastV
 from mmsdk.tokencomp.methods.random import Random
 from mmsdk.tokencomp.methods.tome import ToMe
+from mmsdk.tokencomp.types import Compressed
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
@@ -151,6 +153,31 @@ def test_a_row_that_a_stage_cannot_serve_is_that_rows_error(pipe: Pipeline) -> N
     assert isinstance(good, Answer) and good.tokens.kept == 3 and isinstance(short, BudgetError) and "4 frames" in str(short)
     with pytest.raises(BudgetError, match="9 visual tokens"):
         pipe(picture(0), "What?", compress=["random:9", "fastv:12"])
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Random, noting how many inputs each call has."""
+
+    calls: list[int]
+
+    def __call__(self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: torch.Tensor | None = None) -> list[Compressed]:
+        self.calls.append(len(tokens))
+        return Random()(tokens, budgets, query)
+
+
+def test_rows_are_planned_for_together_and_one_by_one_only_where_one_does_not_fit(pipe: Pipeline) -> None:
+    items = [(picture(i), "What?") for i in range(3)] + [([picture(3), clip(4)], "Which?")]
+    counting = Counting([])
+    together = pipe(items, max_tokens=4, compress=Step(counting, 15))
+    assert counting.calls == [5]
+    assert [answer for answer in together if isinstance(answer, Answer)] == [
+        pipe(*item, max_tokens=4, compress="random:15") for item in items
+    ]
+    counting.calls.clear()
+    *good, unfit = pipe([*items, (picture(5, 28, 84), "What?")], max_tokens=4, compress=Step(counting, 15))
+    assert isinstance(unfit, BudgetError) and unfit.index == 4 and good == together
+    assert counting.calls[-4:] == [1, 1, 1, 2]
 
 
 def test_steps_out_of_order_or_doubled_are_refused() -> None:
