@@ -4,7 +4,7 @@ Letters: f frames, b frames in one batch, n tokens of a frame, m of an input aft
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
@@ -148,9 +148,11 @@ class Encoder:
     def _see(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening = WHOLE) -> Sight:
         """All frames of inputs that share a grid, whatever their sizes in pixels."""
         like = self.backbone.vit.position
-        parts = [part for frames in inputs for part in frames.split(self.batch)]
-        pixels = torch.cat([self.preprocess(part.to(like.device)).to(like.dtype) for part in parts])
-        sights = [self.backbone(chunk, shortening) for chunk in pixels.split(self.batch)]
+        sights = []
+        # normalised pixels take four times what bytes do, so that no more than one batch of them exists at a time
+        for parts in _batches(inputs, self.batch):
+            pixels = torch.cat([self.preprocess(part.to(like.device)).to(like.dtype) for part in parts])
+            sights.append(self.backbone(pixels, shortening))
         features, saliency, keys = map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True))
         return Sight(features, saliency, keys, Groups.cat([s.groups for s in sights]))
 
@@ -203,6 +205,22 @@ def _check(media: Sequence[Media]) -> None:
 
 def _frames(item: Media) -> UInt8[Tensor, "f 3 h w"]:
     return item.frames if isinstance(item, Video) else item.pixels[None]
+
+
+def _batches(inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], batch: int) -> Iterator[list[UInt8[Tensor, "_ 3 _ _"]]]:
+    """The frames of all inputs in order, `batch` at a time and in the end what is left; a batch may run over several inputs."""
+    parts: list[Tensor] = []
+    room = batch
+    for frames in inputs:
+        while len(frames):
+            part, frames = frames[:room], frames[room:]
+            parts.append(part)
+            room -= len(part)
+            if not room:
+                yield parts
+                parts, room = [], batch
+    if parts:
+        yield parts
 
 
 def _pooled(grid: tuple[int, int, int], pool: tuple[int, int, int]) -> tuple[int, int, int]:

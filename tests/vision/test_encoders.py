@@ -191,6 +191,30 @@ def test_any_fit_will_do() -> None:
     assert [t.grid for t in encoder([picture(7, 300), picture(300, 7)])] == [(1, 2, 2), (1, 2, 2)]
 
 
+def test_no_more_than_one_batch_is_made_ready_before_it_is_seen() -> None:
+    """Inputs of one grid, several to a batch and one over several: a call of the fit is soon followed by one of the backbone."""
+    waiting, most, seen = 0, 0, list[int]()
+
+    class Watched:
+        grid = staticmethod(FIT.grid)
+
+        def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+            nonlocal waiting, most
+            waiting += len(pixels)
+            most = max(most, waiting)
+            return FIT(pixels)
+
+    def count(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        nonlocal waiting
+        waiting = 0
+        seen.append(len(given[0]))
+
+    vit = small()
+    vit.register_forward_pre_hook(count)
+    Encoder(Dinov2(vit), Watched(), batch=3)([picture(84, 84), clip(7, 84, 84), picture(84, 84, 1), clip(2, 84, 84)])
+    assert most == 3 and seen == [3, 3, 3, 2]
+
+
 def test_middle_layers_stand_behind_the_final_one() -> None:
     vit = small()
     plain, more = Encoder(Dinov2(vit), FIT), Encoder(Dinov2(vit, middle=(0, 2)), FIT)
