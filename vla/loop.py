@@ -81,7 +81,7 @@ class ControlLoop:
         self.requests = Requests(contract, worker(policy), plan(contract), pace, self.account, on_violation)
         self.warm = False
         self._standing: deque[Tensor] = deque(maxlen=contract.timing.recover)
-        self._watchdog = contract.timing.watchdog
+        self._watchdog, self._stale = contract.timing.watchdog, contract.timing.stale
         self._sent: deque[Tensor] = deque(maxlen=3)
         self._begun: float | None = None
         self._number = 0
@@ -122,6 +122,7 @@ class ControlLoop:
         """Sleep until the next tick is due. Where the clock says that it is past, or far off, one whole period passes all the same.
 
         So two commands are never closer together than a period, whatever the clock does; ticks that were missed are not caught up with.
+        What was planned before a pause longer than an observation may be old is forgotten: the world has gone on.
         """
         if self._begun is None:
             return
@@ -129,6 +130,8 @@ class ControlLoop:
         left = due - self.clock.now()
         punctual = 0 <= left <= self.period + _ROUNDING
         self.clock.sleep(left if punctual else self.period)
+        if self.clock.now() - due - (0 if punctual else self.period) > self._stale:
+            self.requests.forget()
         if punctual:
             self.account.jitter.append(abs(self.clock.now() - due))
         else:
@@ -252,7 +255,8 @@ class ControlLoop:
             return f"stale: {stale}"
         if self.requests.ladder.effort == Effort.HOLD:
             return "the policy is too slow"
-        silent = (self._number - self.requests.useful) * self.period
+        # by ticks and by the clock: a loop that was stopped has counted no ticks
+        silent = max((self._number - self.requests.useful) * self.period, self.requests.silent(now))
         return f"watchdog: no new chunk for {silent:.3f} s" if silent > self._watchdog else ""
 
     def _command(self, now: float, forbidden: str) -> Tick:

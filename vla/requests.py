@@ -69,6 +69,7 @@ class Requests:
         self._on_violation = on_violation
         self._awaited: _Awaited | None = None
         self._number = self._consumed = 0
+        self._heard: float | None = None
         self._ran: dict[str, int] = {}
         worker.reset(self.episode)
 
@@ -84,6 +85,12 @@ class Requests:
         """Drop the plan, and the answer that is awaited."""
         self.plan.clear()
         self._awaited = None
+
+    def silent(self, now: float) -> float:
+        """The seconds by the clock since the last useful chunk; before the first, since this was first asked."""
+        if self._heard is None:
+            self._heard = now
+        return now - self._heard
 
     def pop(self) -> Float[Tensor, " a"] | None:
         """The next action of the plan, from now on executed."""
@@ -123,7 +130,7 @@ class Requests:
             else:
                 self.account.latency.append(now - awaited.sent)
                 self.ladder.punctual()
-                self.useful = tick
+                self.useful, self._heard = tick, now
 
     def _expire(self, tick: int, now: float) -> None:
         awaited = self._awaited

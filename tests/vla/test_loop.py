@@ -313,6 +313,28 @@ def test_the_watchdog_holds_a_robot_that_hears_nothing_new() -> None:
     assert held[5] == "" and held[-1].startswith("watchdog: no new chunk for") and not len(loop.requests.plan.pending())
 
 
+def test_a_plan_does_not_survive_a_stall() -> None:
+    """The process stood still for longer than an observation may be old, but sees again at once: what was planned is past."""
+    loop, worker, _, clock = scripted(Timing(recover=1), Pace(warm_up=0, deadline=9.0))
+    worker.answers = [answer(worker.requests[-1], *[0.4 + 0.001 * k for k in range(40)])]
+    assert ticked(loop, 5)[-1] == ""
+    clock.sleep(0.15)
+    assert ticked(loop, 2) == ["", ""], "no longer than an observation may be old"
+    clock.sleep(DT + 0.25)
+    assert ticked(loop, 2)[-1] == "no action is left" and not len(loop.requests.plan.pending())
+
+
+def test_the_watchdog_counts_by_the_clock_too() -> None:
+    """Ticks that come far apart: few of them, but long without a new chunk."""
+    loop, worker, _, clock = scripted(Timing(watchdog=0.5, stale=0.4, recover=1), Pace(warm_up=0, deadline=9.0))
+    worker.answers = [answer(worker.requests[-1], *[0.4 + 0.001 * k for k in range(40)])]
+    held = []
+    for _ in range(6):
+        clock.sleep(0.2)
+        held += ticked(loop, 1)
+    assert held[1] == "" and held[-1].startswith("watchdog: no new chunk for")
+
+
 def test_late_answers_lead_down_the_ladder_to_a_hold_and_punctual_ones_up_again() -> None:
     policy, slow = Reach(), [True]
     loop, _, _ = simulated(policy, lambda request: 0.4 if slow[0] else 0.02, Pace(expert=2, deadline=0.2, patience=2, warm_up=0))
