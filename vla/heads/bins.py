@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import InputError
+from mmsdk.errors import InputError, ModelError
 from mmsdk.stages import Context
 from mmsdk.vla.types import ActionChunk, Observation
 
@@ -58,11 +58,14 @@ class BinHead:
 
     @torch.no_grad()
     def __call__(self, context: Context, observation: Observation) -> ActionChunk:
-        """A chunk of one action for one row."""
+        """A chunk of one action for one row. Raises ModelError where the decoder's logits are not finite: none of them is likeliest."""
         cache, lowest = context.cache.fork(), self.codec.vocabulary - _BINS
         token, said = torch.full((1, 1), self.lead, device=context.hidden.device), list[Tensor]()
         for _ in range(self.dims):
             hidden = self.decoder(self.decoder.embed(token), cache.position[:, None], cache)[:, -1]
-            token = self.decoder.logits(hidden)[:, lowest : self.codec.vocabulary].argmax(-1, keepdim=True) + lowest
+            logits = self.decoder.logits(hidden)[:, lowest : self.codec.vocabulary]
+            if not bool(logits.isfinite().all()):
+                raise ModelError(f"bins: logits of number {len(said)} of the action are not finite; no token is likeliest")
+            token = logits.argmax(-1, keepdim=True) + lowest
             said.append(token)
         return ActionChunk(self.codec.decode(torch.cat(said, dim=1)).to(observation.state.device), observation.stamp, producer="bins")

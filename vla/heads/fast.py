@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import InputError, SafetyError, WeightsError
+from mmsdk.errors import InputError, ModelError, SafetyError, WeightsError
 from mmsdk.kv.types import KVCache
 from mmsdk.stages import Context
 from mmsdk.vla.types import ActionChunk, Observation
@@ -106,7 +106,10 @@ class FastHead:
             raise InputError(f"attempts {self.attempts} is at least 1, temperature {self.temperature} above 0", item="fast")
 
     def __call__(self, context: Context, observation: Observation) -> ActionChunk:
-        """One chunk for one row. Raises SafetyError where every attempt is broken; what was wrong with the last is its cause."""
+        """One chunk for one row. Raises SafetyError where every attempt is broken; what was wrong with the last is its cause.
+
+        Raises ModelError where the decoder's logits are not finite.
+        """
         generator, broken = torch.Generator().manual_seed(observation.stamp.seed), InputError("nothing was said", item="tokens")
         for attempt in range(self.attempts):
             ids = self.say(context, generator, self.temperature if attempt else 0.0)
@@ -167,6 +170,8 @@ def _quantised(actions: Float[Tensor, "h a"], scale: float) -> Int[Tensor, "h a"
 
 
 def _chosen(scores: Float[Tensor, " v"], generator: torch.Generator, temperature: float) -> int:
+    if not bool(scores.isfinite().all()):
+        raise ModelError("fast: logits of action tokens are not finite; no token is likeliest")
     if not temperature:
         return int(scores.argmax())
     return int(torch.multinomial((scores.cpu() / temperature).softmax(-1), 1, generator=generator))

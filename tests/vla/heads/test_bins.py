@@ -6,7 +6,7 @@ import torch
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import InputError
+from mmsdk.errors import InputError, ModelError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.stages import Context
 from mmsdk.vla.heads.bins import BinCodec, BinHead
@@ -58,3 +58,12 @@ def test_the_head_says_the_likeliest_action_tokens_after_its_lead() -> None:
         ids.append(44 + int(logits(ids)[44:300].argmax()))
     torch.testing.assert_close(chunk.actions, codec.decode(torch.tensor([ids[4:]])))
     assert chunk.stamp == stamp and cache.view(0).keys.shape[2] == 3
+
+
+def test_vr_27_logits_that_are_not_finite_say_no_action() -> None:
+    config = DecoderConfig(320, 16, 1, 2, 1, 8, 16, 64)
+    broken = Decoder.of(config, {name: torch.full_like(tensor, float("nan")) for name, tensor in Decoder(config).state_dict().items()})
+    cache = DenseCache.allocate(1, 1, 1, 8, 16, torch.float32, "cpu")
+    head = BinHead(broken, dims=4, codec=BinCodec(vocabulary=300), lead=29)
+    with pytest.raises(ModelError, match="logits of number 0 of the action are not finite"):
+        head(Context(torch.zeros(1, 16), cache), Observation({}, torch.zeros(1), "", Stamp(0.5)))

@@ -1,5 +1,6 @@
 """FAST: against SciPy's DCT, the published golden values, and every way in which a token text breaks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import InputError, SafetyError
+from mmsdk.errors import InputError, ModelError, SafetyError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.stages import Context
 from mmsdk.vla.heads.fast import FastCodec, FastHead, dct_basis, read_codec
@@ -157,3 +158,11 @@ def test_states_are_spelt_in_the_published_bins() -> None:
     assert pi0_prompt("open_it") == "open it\n"
     with pytest.raises(InputError, match="not finite"):
         bins_of_state(torch.tensor([float("nan")]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_vr_27_logits_that_are_not_finite_say_no_action(decoder: Decoder, codec: FastCodec, temperature: float) -> None:
+    head, known = FastHead(decoder, codec, 50, 7, start=(7, 8), stop=9, vocabulary=VOCABULARY, limit=6), context(decoder)
+    broken = Decoder.of(decoder.config, {name: tensor * float("nan") for name, tensor in decoder.state_dict().items()})
+    with pytest.raises(ModelError, match="not finite"):
+        replace(head, decoder=broken).say(known, torch.Generator().manual_seed(0), temperature)
