@@ -37,7 +37,12 @@ class Adapter:
     """Between a robot and a policy. `absent` says whether a camera that the robot lacks is refused or shown as black."""
 
     def __init__(self, policy: Contract, robot: Contract, names: Names = Names(), absent: Absent = "refuse") -> None:
-        """Raises InputError where a camera or feature has no match on the other side, or the two are not of one kind."""
+        """Raises InputError where a camera or feature has no match on the other side, or the two are not of one kind.
+
+        And where the rates differ, or two of the policy's actions have one match.
+        """
+        if abs(policy.rate - robot.rate) > 1e-6 * robot.rate:
+            raise InputError(f"{policy.rate:g} actions a second, but {robot.name} takes {robot.rate:g}", item=policy.name)
         self.policy, self.robot = policy, robot
         self._cameras = _cameras(policy, robot, names.cameras, absent)
         known = {feature.name: feature for feature in robot.state}
@@ -48,6 +53,9 @@ class Adapter:
         ]
         commands = {command.feature.name: command for command in policy.action}
         given = {_name(name, names.action): name for name in commands}
+        if len(given) != len(commands):
+            told = ", ".join(f"{name} as {_name(name, names.action)}" for name in commands)
+            raise InputError(f"two actions of the policy drive one of the robot's: {told}", item=policy.name)
         theirs = [command.feature.name for command in robot.action]
         if sorted(given) != sorted(theirs):
             raise InputError(f"the policy makes {_listed(given)}, the robot takes {_listed(theirs)}; match them by Names(action=...)")

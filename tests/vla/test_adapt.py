@@ -246,3 +246,16 @@ def test_a_command_that_nobody_makes_is_refused() -> None:
     with pytest.raises(InputError, match="the policy makes joints, the robot takes arm"):
         Adapter(robot, renamed)
     assert Adapter(robot, renamed, Names(action={"joints": "arm"}))
+
+
+def test_two_actions_for_one_of_the_robots_are_refused() -> None:
+    robot = contract("robot")
+    other = replace(robot.action[0], feature=feature("arm", 6))
+    with pytest.raises(InputError, match="drive one of the robot's: arm as joints, joints as joints"):
+        Adapter(replace(robot, action=(other, *robot.action)), robot, Names(action={"arm": "joints"}))
+
+
+def test_a_policy_of_another_rate_is_refused() -> None:
+    robot = contract("robot")
+    with pytest.raises(InputError, match="policy: 50 actions a second, but robot takes 20"):
+        Adapter(replace(robot, name="policy", rate=50.0), robot)
