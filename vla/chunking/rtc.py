@@ -17,7 +17,7 @@ Y has weight 0 wherever the old chunk says nothing, so that no padding pulls the
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -64,6 +64,9 @@ class RealTimeChunking:
     overlap: int = 0
 
     def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise InputError(f"mode {self.mode!r} is not known; there is {', '.join(get_args(Mode))}", item="rtc")
+        _check_schedule(self.schedule)
         if self.beta <= 0 or self.overlap < 0:
             raise InputError(f"beta {self.beta} is above 0, overlap {self.overlap} is 0 (all) or a number of actions", item="rtc")
 
@@ -90,6 +93,7 @@ class RealTimeChunking:
 
 def prefix_weights(start: int, end: int, total: int, schedule: Schedule) -> Float[Tensor, " h"]:
     """1 for the first `start` actions, falling towards `end`, 0 from there on ("ones": 1 up to the end, "zeros": 0 after the start)."""
+    _check_schedule(schedule)
     start, i = min(start, end), torch.arange(total, dtype=torch.float64)
     if schedule == "ones":
         weights = torch.ones(total, dtype=torch.float64)
@@ -100,6 +104,11 @@ def prefix_weights(start: int, end: int, total: int, schedule: Schedule) -> Floa
     if schedule == "exp":
         weights = weights * torch.expm1(weights) / (math.e - 1)
     return torch.where(i < end, weights, 0).float()
+
+
+def _check_schedule(schedule: str) -> None:
+    if schedule not in get_args(Schedule):
+        raise InputError(f"schedule {schedule!r} is not known; there is {', '.join(get_args(Schedule))}", item="rtc")
 
 
 def guidance(tau: Float[Tensor, "*b"], beta: float) -> Float[Tensor, "*b"]:

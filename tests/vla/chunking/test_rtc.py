@@ -103,6 +103,15 @@ def test_nothing_pending_is_no_guidance() -> None:
 def test_wrong_input_is_named() -> None:
     with pytest.raises(InputError, match="beta 0"):
         RealTimeChunking(beta=0.0)
+    # past the types, which only tests check as they run
+    for name, value, told in (
+        ("mode", "hard_prefix", "there is vjp, identity, hard-prefix"),
+        ("schedule", "cosine", "there is exp, linear"),
+    ):
+        rtc = RealTimeChunking()
+        object.__setattr__(rtc, name, value)
+        with pytest.raises(InputError, match=f"{name} '{value}' is not known; {told}"):
+            rtc.__post_init__()
     for pending, delay in ((torch.zeros(2, 3), 1), (torch.zeros(2, 2), -1), (torch.full((2, 2), float("nan")), 1)):
         with pytest.raises(InputError, match="pending"):
             RealTimeChunking().guide(pending, delay, (CHUNK, DIMS))
