@@ -38,6 +38,8 @@ def check_chunk(contract: Contract, actions: Float[Tensor, "h a"], before: Float
     Range, speed, acceleration and jerk, from differences between commands at the contract's rate. Raises SafetyError for a wrong number
     of numbers, no actions, and what is not finite: such a chunk is of no use at all.
     """
+    if actions.ndim != 2:
+        raise SafetyError(f"a chunk of shape {tuple(actions.shape)}; expected actions x {contract.action_size} numbers")
     if actions.shape[0] == 0 or actions.shape[1] != contract.action_size:
         told = f"a chunk of {actions.shape[0]} actions of {actions.shape[1]} numbers"
         raise SafetyError(f"{told}; {contract.name} takes {contract.action_size} numbers, and none is made up")

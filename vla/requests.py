@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmsdk.errors import InputError, SafetyError
+from mmsdk.errors import InputError, ModelError, SafetyError
 from mmsdk.vla.accounting import Account
 from mmsdk.vla.chunk_check import OnViolation, check_chunk, kept
 from mmsdk.vla.contract import Contract
@@ -105,13 +105,15 @@ class Requests:
             self.ask(observation, self.ladder.asked, tick, now, now + self.pace.deadline)
 
     def ask(self, observation: Observation, effort: Effort, tick: int, now: float, deadline: float) -> None:
-        """Send a request about this observation; its answer is awaited until the deadline."""
+        """Send a request about this observation; its answer is awaited until the deadline. Raises ModelError where the policy is busy."""
+        if self.worker.busy:
+            raise ModelError("the policy is still at an earlier request; it is not asked twice at a time")
         self._number += 1
         self.account.requests += 1
         stamp = replace(observation.stamp, episode=self.episode).asked(self._number, deadline, self.pace.seed + self._number)
         due = self._due(effort, tick)
         self._ran.update(dict.fromkeys(due, tick))
-        self.worker.submit(Request(replace(observation, stamp=stamp), self.plan.pending(), self.delay.estimate, effort, due))
+        self.worker.submit(Request(replace(observation, stamp=stamp), self.plan.pending().clone(), self.delay.estimate, effort, due))
         self._awaited = _Awaited(stamp, now, tick, self._consumed)
 
     def collect(self, tick: int, now: float, before: Sequence[Tensor]) -> None:
@@ -153,9 +155,13 @@ class Requests:
             return "it carries another stamp than its request"
         # counted in executed actions: a robot that stood still while it waited has nothing to skip
         skip = self._consumed - awaited.consumed
-        if skip >= len(chunk) > 0:
+        # commands are the CPU's, wherever the policy runs
+        actions = chunk.actions.detach().cpu()
+        if actions.ndim != 2:
+            return f"a chunk of shape {tuple(actions.shape)}; expected rows of actions"
+        if skip >= len(actions) > 0:
             return "all of it is past"
-        actions = chunk.actions[skip:]
+        actions = actions[skip:]
         sent = torch.stack(list(before)) if before else actions.new_zeros(0, self.contract.action_size)
         try:
             violations = check_chunk(self.contract, actions, sent)

@@ -324,6 +324,33 @@ def test_a_plan_does_not_survive_a_stall() -> None:
     assert ticked(loop, 2)[-1] == "no action is left" and not len(loop.requests.plan.pending())
 
 
+def test_vr_07_a_chunk_without_rows_is_refused_and_the_loop_goes_on() -> None:
+    loop, worker, _, _ = scripted()
+    (request,) = worker.requests
+    stamp = request.observation.stamp
+    chunk = ActionChunk(torch.zeros(1, 3), stamp)
+    object.__setattr__(chunk, "actions", torch.zeros(3))
+    worker.answers = [Answer(stamp.request, chunk)]
+    assert ticked(loop, 1) == ["no action is left"] and loop.account.refused == 1
+
+
+def test_what_is_pending_is_a_copy() -> None:
+    """The policy reads it in its own thread, and may write on it."""
+    loop, worker, _, _ = scripted(pace=Pace(warm_up=0, expert=2))
+    worker.answers = [answer(worker.requests[-1], *[0.4 + 0.001 * k for k in range(20)])]
+    ticked(loop, 3)
+    assert len(worker.requests[-1].pending) > 10
+    worker.requests[-1].pending.fill_(9.0)
+    assert float(loop.requests.plan.pending().max()) < 1.0
+
+
+def test_a_policy_still_busy_after_its_warm_up_timed_out_is_told() -> None:
+    loop, _, _ = simulated(latency=lambda request: 1e9, pace=Pace(cold=2.0))
+    for told in ("does not answer within 2 s", "still at an earlier request"):
+        with pytest.raises(ModelError, match=told):
+            loop.run(1)
+
+
 def test_the_watchdog_counts_by_the_clock_too() -> None:
     """Ticks that come far apart: few of them, but long without a new chunk."""
     loop, worker, _, clock = scripted(Timing(watchdog=0.5, stale=0.4, recover=1), Pace(warm_up=0, deadline=9.0))
