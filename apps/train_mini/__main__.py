@@ -38,7 +38,6 @@ __all__ = ["MIDDLE", "main"]
 MIDDLE = (5,)
 """The encoder's further layer: half-way features tell colour and stroke, which the last layer has almost forgotten."""
 HELD_OUT_SEED = 1_000_003
-_GROUND_SEED = 500_000
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -47,7 +46,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("build/train_mini"), help="where shards and checkpoints are kept")
     parser.add_argument("--shards", type=int, default=4, help="shards of 3,000 drawn samples")
     parser.add_argument("--renders", type=int, default=2400, help="pictures of the robot simulators (0: none; needs mmsdk[robots])")
-    parser.add_argument("--ground-scenes", type=int, default=20_000, help="scenes drawn for stage 0 alone, which more of them help most")
     parser.add_argument("--ground-steps", type=int, default=2000, help="steps of stage 0")
     parser.add_argument("--steps", type=int, default=recipe.steps, help="steps of stage 1")
     parser.add_argument("--full-steps", type=int, default=recipe.full_steps, help="last steps of these, with every visual token")
@@ -105,11 +103,6 @@ def _ground(
         return
     table = grounding.WordTable.of(decoder.embedding.weight.detach(), tokenizer)
     parts = [grounding.gather(shard, table) for shard in shards if any(s.scene and s.scene.suite == "scene" for s in shard.samples)]
-    if args.ground_scenes:
-        artist, seed = Artist(pull("emoji")["images"], pull("photos")["images"]), args.seed + _GROUND_SEED
-        items, origin = draw(artist, seed, args.ground_scenes, 0, 0), f"seed {seed}: {args.ground_scenes} scenes"
-        kept = args.folder / "patches.safetensors"
-        parts.append(grounding.drawn(kept, items, args.ground_scenes, _encoder(decoder.embedding.weight.dtype), table, origin=origin))
     grounding.ground(projector, grounding.joined(parts), table, steps=args.ground_steps, seed=args.seed)
     print("nearest words right on held-out patches:", grounding.probe(projector, grounding.gather(held, table), table))
     save_file(projector.state_dict(), path)

@@ -21,13 +21,17 @@ _BATCH = 8
 
 
 def phrases(item: Scene | Clip) -> list[str]:
-    """What a full description names, once each: "dog", "red circle", "the word TAXI"; empty where there is nothing to name."""
+    """What a full description names, once each: "dog", "red circle", "the word"; empty where there is nothing to name.
+
+    What a word says is asked by questions about reading, not here.
+    """
     if isinstance(item, Clip):
         return list(dict.fromkeys(a.thing.phrase for a in item.actors))
     if item.photo is not None:
         return [item.photo[0]]
-    things = on_the_table(item.things) if item.suite == "robot" else item.things
-    return list(dict.fromkeys(t.name if item.suite == "robot" else t.phrase for t in things))
+    if item.suite == "robot":
+        return list(dict.fromkeys(t.name for t in on_the_table(item.things)))
+    return list(dict.fromkeys(f"the {t.kind}" if t.kind in ("word", "number") else t.phrase for t in item.things))
 
 
 def recall_of(text: str, wanted: Sequence[str]) -> float:

@@ -6,6 +6,7 @@ most rows see a subset, so dropping tokens later is nothing new. A few rows are 
 Shapes are static (a row is filled up with questions), which lets torch.compile fuse what lies between the matrix products.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from mmsdk.apps.train_mini.features import Sample, Shard, cells_of
 from mmsdk.apps.train_mini.questions import QA
+from mmsdk.apps.train_mini.scenes import Thing
 from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.models.mini.projector import Projector, place_features
 from mmsdk.models.mini.words import BOS, EOS, asked
@@ -26,7 +28,7 @@ from mmsdk.models.types import Tokenizer
 __all__ = ["Adapters", "Batch", "Recipe", "forward", "pack"]
 
 _CAPTION_WEIGHT = 0.3
-_AIMED, _ON_THINGS = 0.75, 0.6
+_AIMED, _ON_THINGS = 0.9, 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,33 +179,41 @@ def _enough(sample: Sample, rng: np.random.Generator) -> list[QA]:
 def _subset(shard: Shard, i: int, k: int, rng: np.random.Generator) -> Tensor:
     """k of sample i's tokens, ascending; a clip gives the same number from every frame.
 
-    Most times tokens on things go first, up to `_ON_THINGS` of a frame's share: where chance alone decides, a small thing is often gone
-    altogether, and the model is taught to guess.
+    Most times tokens on things go first, one of each thing before a second of any, up to `_ON_THINGS` of a frame's share: where chance
+    alone decides, a small thing is often gone altogether, and the model is taught to guess.
     """
     n, grid = int(shard.counts[i]), shard.grids[i].tolist()
     if k >= n:
         return torch.arange(n)
     plane, share = n // grid[0], k // grid[0]
-    on = np.zeros(n, bool)
-    if rng.random() < _AIMED:
-        on[[index for index, _ in cells_of(shard.samples[i], grid)]] = True
+    cells = cells_of(shard.samples[i], grid) if rng.random() < _AIMED else []
     keep = []
     for t in range(grid[0]):
         order = rng.permutation(plane)
-        things = order[on[t * plane + order]][: round(_ON_THINGS * share)]
+        things = _in_turn([(index - t * plane, thing) for index, thing in cells if index // plane == t], rng)[: round(_ON_THINGS * share)]
         others = np.setdiff1d(order, things, assume_unique=True)
         chosen = np.concatenate((things, rng.permutation(others)[: share - len(things)]))
         keep.append(t * plane + np.sort(chosen))
     return torch.from_numpy(np.concatenate(keep))
 
 
+def _in_turn(cells: Sequence[tuple[int, Thing]], rng: np.random.Generator) -> np.ndarray:
+    """The cells in a random order: the first of every thing, then the second of every thing, and so on; a shared cell counts once."""
+    queues: dict[int, list[int]] = {}
+    for i in rng.permutation(len(cells)):
+        index, thing = cells[int(i)]
+        queues.setdefault(id(thing), []).append(index)
+    turns = [index for turn in itertools.zip_longest(*queues.values()) for index in turn if index is not None]
+    return np.array(list(dict.fromkeys(turns)), dtype=int)
+
+
 def pack(
     shard: Shard, rows: Sequence[int], length: int, budgets: Sequence[int], tokenizer: Tokenizer, rng: np.random.Generator,
-    cache: dict[str, list[int]], blind: float = 0.0, seen: Sequence[int] | None = None,
+    cache: dict[str, list[int]], blind: float = 0.0, seen: Sequence[int] | None = None, once: bool = False,
 ) -> Batch:  # fmt: skip
     """Rows of `length` tokens: the visual tokens of each sample (at most its budget) and as many of its questions as fit.
 
-    `seen` shows the tokens of other samples instead, as a control.
+    `seen` shows the tokens of other samples instead, as a control; `once` asks every question in one wording only.
     """
     ids = torch.full((len(rows), length), EOS)
     positions = torch.zeros(len(rows), length, dtype=torch.long)
@@ -227,7 +237,7 @@ def pack(
         positions[r, : k + 1] = torch.arange(k + 1)
         segment[r, : k + 1] = 0
         at, part = k + 1, 0
-        questions = _enough(sample, rng)
+        questions = sample.questions(rng) if once else _enough(sample, rng)
         for index in rng.permutation(len(questions)):
             qa = questions[int(index)]
             asked, answer = _pair(qa, tokenizer, cache)

@@ -6,32 +6,24 @@ the language model then starts from visual tokens that it almost reads.
 """
 
 import dataclasses
-import itertools
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
 from mmsdk.apps.train_mini import vocabulary as words
-from mmsdk.apps.train_mini.clips import Clip
-from mmsdk.apps.train_mini.features import Shard, cells_of, check_origin, encoded, place_of_cell
-from mmsdk.apps.train_mini.scenes import Scene
+from mmsdk.apps.train_mini.features import Shard, cells_of, place_of_cell
 from mmsdk.models.mini.projector import Projector, place_features
 from mmsdk.models.types import Tokenizer
-from mmsdk.vision.types import VisionEncoder
 
-__all__ = ["Patches", "WordTable", "drawn", "gather", "ground", "joined", "probe"]
+__all__ = ["Patches", "WordTable", "gather", "ground", "joined", "probe"]
 
 _SLOTS = ("name", "colour", "place", "moment")
-_CHUNK = 500
 _MOMENTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "last")
 
 
@@ -94,25 +86,6 @@ def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int =
 def joined(parts: Sequence[Patches]) -> Patches:
     """All of them as one; samples keep their numbers within their part."""
     return Patches(*(torch.cat([getattr(part, f.name) for part in parts]) for f in dataclasses.fields(Patches)))
-
-
-def drawn(path: Path, items: Iterator[Scene | Clip], total: int, encoder: VisionEncoder, table: WordTable, *, origin: str) -> Patches:
-    """Patches of scenes that are drawn for grounding alone, kept at `path`: of each scene only what `gather` takes, an eighth of the shard.
-
-    Raises InputError for a file of another origin.
-    """
-    if path.exists():
-        check_origin(path, origin)
-        return Patches(**load_file(path))
-    parts = []
-    for start in range(0, total, _CHUNK):
-        some = list(itertools.islice(items, _CHUNK))
-        parts.append(gather(encoded(iter(some), len(some), encoder, label=f"{path.stem}, from {start:,}"), table, seed=start))
-    patches = joined(parts)
-    part = path.with_suffix(".part")
-    save_file({f.name: getattr(patches, f.name) for f in dataclasses.fields(Patches)}, part, metadata={"origin": origin})
-    os.replace(part, path)
-    return patches
 
 
 def _targets(labels: Tensor, table: WordTable) -> Tensor:

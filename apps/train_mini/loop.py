@@ -22,7 +22,7 @@ from mmsdk.models.types import Tokenizer
 
 __all__ = ["evaluate", "finetune"]
 
-_MIX = {"scene": 0.7, "photo": 0.03, "robot": 0.07, "clip": 0.16, "robot clip": 0.04}
+_MIX = {"scene": 0.57, "photo": 0.02, "robot": 0.06, "clip": 0.32, "robot clip": 0.03}
 STILLS, CLIPS = ("scene", "photo", "robot"), ("clip", "robot clip")
 _IMAGE_TOKENS, _IMAGE_SHARES = (64, 96, 128), (0.6, 0.25, 0.15)
 _CLIP_TOKENS, _CLIP_SHARES = (96, 128, 192), (0.3, 0.4, 0.3)
@@ -194,7 +194,7 @@ def evaluate(
         rng = np.random.default_rng((seed, start))
         seen = [rows[(start + i + 1) % len(rows)] for i in range(len(group))] if shuffled else group
         longest = int(shard.counts[[*group, *seen]].max())
-        batch = pack(shard, group, longest + room, [longest] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0, seen)
+        batch = pack(shard, group, longest + room, [longest] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0, seen, once=True)
         _, right = loss_of(decoder, forward(decoder, projector, cast, batch), batch)
         wrong = torch.zeros(len(batch.kinds)).index_add(0, batch.owner, (~right).float())
         for kind, misses in zip(batch.kinds, wrong.tolist(), strict=True):

@@ -1,7 +1,6 @@
-"""Grounding: labelled patches are those of the things drawn, are kept and used again, and teach the projector words it can be asked for."""
+"""Grounding: labelled patches are those of the things drawn, and teach the projector words it can be asked for."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +8,9 @@ import torch
 
 from mmsdk.apps.train_mini import vocabulary as words
 from mmsdk.apps.train_mini.clips import Clip
-from mmsdk.apps.train_mini.ground import Patches, WordTable, drawn, ground, joined, probe
+from mmsdk.apps.train_mini.features import encoded
+from mmsdk.apps.train_mini.ground import Patches, WordTable, gather, ground, joined, probe
 from mmsdk.apps.train_mini.scenes import Scene, Thing
-from mmsdk.errors import InputError
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
@@ -48,8 +47,8 @@ def scenes() -> Iterator[Scene | Clip]:
     yield Scene(255 - pixels, (Thing("circle", "red", "shape", 0.875, 0.875, 0.2, 0.2),))
 
 
-def test_patches_are_labelled_by_what_is_there(tmp_path: Path, eyes: Encoder, table: WordTable) -> None:
-    found = drawn(tmp_path / "p.safetensors", scenes(), 2, eyes, table, origin="here")
+def test_patches_are_labelled_by_what_is_there(eyes: Encoder, table: WordTable) -> None:
+    found = gather(encoded(scenes(), 2, eyes), table)
     names, colours = table.vocabulary["name"], table.vocabulary["colour"]
     # a grid of 4 x 4 patches: the dog covers the four at the top left, the circle the last one
     assert found.labels[:16, 0].tolist() == [names["dog" if r < 2 and c < 2 else "background"] for r in range(4) for c in range(4)]
@@ -57,16 +56,6 @@ def test_patches_are_labelled_by_what_is_there(tmp_path: Path, eyes: Encoder, ta
     assert found.labels[31, 1] == colours["red"] and set(found.labels[:31, 1].tolist()) == {-1}
     assert found.labels[[0, 15], 2].tolist() == [words.PLACES.index("top left"), words.PLACES.index("bottom right")]
     assert set(found.labels[:, 3].tolist()) == {-1}
-
-
-def test_patches_are_drawn_once(tmp_path: Path, eyes: Encoder, table: WordTable) -> None:
-    path = tmp_path / "p.safetensors"
-    made = drawn(path, scenes(), 2, eyes, table, origin="seed 0")
-    again = drawn(path, iter(()), 2, eyes, table, origin="seed 0")
-    for name in ("features", "places", "labels", "sample"):
-        assert torch.equal(getattr(made, name), getattr(again, name))
-    with pytest.raises(InputError, match="made from seed 0, this run is about seed 1"):
-        drawn(path, iter(()), 2, eyes, table, origin="seed 1")
 
 
 def test_grounding_teaches_words(table: WordTable) -> None:

@@ -14,7 +14,7 @@ from mmsdk.apps.train_mini import finetune as tuning
 from mmsdk.apps.train_mini import loop
 from mmsdk.apps.train_mini import vocabulary as words
 from mmsdk.apps.train_mini.clips import Clip, clip
-from mmsdk.apps.train_mini.features import Sample, Shard, build, media_of
+from mmsdk.apps.train_mini.features import Sample, Shard, build, cells_of, media_of
 from mmsdk.apps.train_mini.questions import COUNTS, about_clip, about_scene
 from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
@@ -115,6 +115,40 @@ def test_a_pair_sees_the_pictures_and_itself(blind: float) -> None:
             for i in range(start, end or start + 1):
                 allowed = {0} | (set() if blind else set(range(1, visual + 1))) | set(range(start, i + 1))
                 assert set(seen[i].nonzero()[:, 0].tolist()) == allowed
+
+
+def test_a_part_of_the_picture_shows_every_thing_before_one_of_them_twice() -> None:
+    shard = tiny_shard()
+    shown = {thing.name: {i for i, t in cells_of(shard.samples[0], [1, 4, 4]) if t is thing} for thing in shard.samples[0].scene.things}
+    assert all(len(cells) == 1 for cells in shown.values())
+    big = replace(
+        shard.samples[0].scene, things=(replace(shard.samples[0].scene.things[0], w=1.2, h=1.2), shard.samples[0].scene.things[1])
+    )
+    shard = replace(shard, samples=(Sample(big, None),) * 4)
+    circle = next(i for i, t in cells_of(shard.samples[0], [1, 4, 4]) if t.name == "circle")
+    picked = [tuning._subset(shard, 0, 4, np.random.default_rng(seed)).tolist() for seed in range(200)]
+    assert all(len(set(keep)) == 4 and keep == sorted(keep) for keep in picked)
+    # the big dog covers nine cells; by chance alone the circle would be there in a quarter of them
+    assert sum(circle in keep for keep in picked) > 0.85 * len(picked)
+
+
+def test_robot_scenes_are_asked_for_as_many_yes_as_no() -> None:
+    things = tuple(Thing(name, "red", "object", 0.5, 0.5, 0.1, 0.1) for name in ("robot arm", "table", "mug", "puck", "drawer"))
+    scene = Scene(np.zeros((0, 0, 3), np.uint8), things, suite="robot")
+    for seed in range(20):
+        asked = [qa for qa in about_scene(scene, np.random.default_rng(seed)) if qa.type == "yes/no"]
+        assert [qa.answer for qa in asked].count("yes") == 2 and len(asked) == 4
+        absent = {name for qa in asked if qa.answer == "no" for name in ("mug", "puck", "drawer") if f" {name}" in qa.question}
+        assert not absent
+
+
+def test_what_a_word_says_is_asked_as_reading_alone() -> None:
+    things = (Thing("TAXI", "black", "word", 0.2, 0.2, 0.2, 0.1), Thing("dog", "", "object", 0.8, 0.8, 0.2, 0.2))
+    scene = Scene(np.zeros((0, 0, 3), np.uint8), things)
+    for seed in range(20):
+        for qa in about_scene(scene, np.random.default_rng(seed)):
+            assert (qa.type in ("reading", "caption")) or "TAXI" not in qa.answer
+        assert {qa.answer for qa in about_scene(scene, np.random.default_rng(seed)) if qa.type == "reading"} == {"TAXI"}
 
 
 def test_answers_are_predicted_from_the_token_before_them() -> None:
