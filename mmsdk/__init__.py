@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError, SafetyError, WeightsError
+from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError, SafetyError, WeightsError, WireError
 
 __version__ = "0.1.0"
 
@@ -34,6 +34,7 @@ __all__ = [
     "Video",
     "VisualTokens",
     "WeightsError",
+    "WireError",
     "__version__",
     "pipeline",
 ]

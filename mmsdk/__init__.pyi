@@ -6,6 +6,7 @@ from mmsdk.errors import ModelError as ModelError
 from mmsdk.errors import PluginError as PluginError
 from mmsdk.errors import SafetyError as SafetyError
 from mmsdk.errors import WeightsError as WeightsError
+from mmsdk.errors import WireError as WireError
 from mmsdk.pipeline import Pipeline as Pipeline
 from mmsdk.pipeline import pipeline as pipeline
 from mmsdk.vision.types import Image as Image

@@ -4,7 +4,7 @@ Every message names the offending item, the value that was seen, what was expect
 This module imports nothing, so that every package of the SDK may stand on it.
 """
 
-__all__ = ["BudgetError", "InputError", "MmsdkError", "ModelError", "PluginError", "SafetyError", "WeightsError"]
+__all__ = ["BudgetError", "InputError", "MmsdkError", "ModelError", "PluginError", "SafetyError", "WeightsError", "WireError"]
 
 
 class MmsdkError(Exception):
@@ -48,3 +48,7 @@ class PluginError(MmsdkError, ValueError):
 
 class SafetyError(MmsdkError):
     """An action was refused before it could reach the robot."""
+
+
+class WireError(MmsdkError):
+    """The other end of a connection cannot be reached, does not answer in time, or is not what it should be."""

@@ -75,7 +75,7 @@ class FlowModel:
         context = self.sight.prefix(self._pixels(observation), present, ids, torch.ones_like(ids, dtype=torch.bool), 1)
         guide = self.chunking.guide(request.pending, request.delay, (network.chunk, network.action_dim))
         head = replace(self.head, steps=min(self.fewer, self.head.steps)) if request.effort <= Effort.FEWER_STEPS else self.head
-        return ActionChunk(head.guided(context, observation, guide), observation.stamp, producer=self.wording)
+        return ActionChunk(head.guided(context, observation, guide, request.noise), observation.stamp, producer=self.wording)
 
     def _pixels(self, observation: Observation) -> Float[Tensor, "1 c 3 h w"]:
         missing = [name for name in self.cameras if name not in observation.images]

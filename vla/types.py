@@ -11,6 +11,7 @@ from enum import IntEnum
 from math import inf
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -92,7 +93,8 @@ class Request:
 
     `pending` are the actions already committed, the first being due at the observation; of them about `delay` will have been executed
     when the answer arrives (real-time chunking keeps those and blends into the others). No rows: nothing is committed. `due` names the
-    parts of a policy whose turn it is: "vlm", "adapter", "expert"; a part that is not due re-uses what it last made.
+    parts of a policy whose turn it is: "vlm", "adapter", "expert"; a part that is not due re-uses what it last made. `noise` is what a
+    policy that samples starts from, in its own width; no rows: it is drawn from the stamp's seed.
     """
 
     observation: Observation
@@ -100,6 +102,7 @@ class Request:
     delay: int = 0
     effort: Effort = Effort.FULL
     due: frozenset[str] = frozenset({"vlm", "adapter", "expert"})
+    noise: Float[Tensor, "n w"] = field(default_factory=lambda: torch.zeros(0, 0))
 
 
 @runtime_checkable

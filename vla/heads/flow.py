@@ -41,6 +41,8 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 # Changes where the flow goes, for example towards what a robot is already doing.
 Guide = Callable[[Velocity], Velocity]
 
+_DRAWN = torch.zeros(0, 0)
+
 
 @runtime_checkable
 class FlowNetwork(Protocol):
@@ -89,12 +91,21 @@ class FlowHead:
         return ActionChunk(actions, observation.stamp, producer=type(self.network).__name__.lower())
 
     @torch.no_grad()
-    def guided(self, context: Context, observation: Observation, guide: Guide) -> Float[Tensor, "h a"]:
-        """The actions, on the state's device, with the flow steered by `guide`, which sees them in the network's width."""
+    def guided(
+        self, context: Context, observation: Observation, guide: Guide, noise: Float[Tensor, "n w"] = _DRAWN
+    ) -> Float[Tensor, "h a"]:
+        """The actions, on the state's device, with the flow steered by `guide`, which sees them in the network's width.
+
+        They start from `noise`, h actions in that width; no rows: it is drawn from the observation's seed. Raises InputError for another
+        shape.
+        """
         network, device = self.network, context.hidden.device
         state = padded(observation.state, network.state_dim).to(device)[None]
-        noise = noise_of(observation.stamp.seed, (1, network.chunk, network.action_dim)).to(device)
-        actions = euler(guide(network.velocity(context, state)), noise, self.steps)
+        shape = (network.chunk, network.action_dim)
+        if noise.shape[0] and tuple(noise.shape) != shape:
+            raise InputError(f"it is {tuple(noise.shape)}, the network starts from {shape}", item="noise")
+        start = noise.float() if noise.shape[0] else noise_of(observation.stamp.seed, shape)
+        actions = euler(guide(network.velocity(context, state)), start[None].to(device), self.steps)
         return actions[0, :, : self.dims].to(observation.state.device, torch.float32)
 
 
