@@ -1,5 +1,5 @@
 # Everything happens in .venv: made on first use, brought up to date when pyproject.toml or constraints.txt change.
-# make PYTHON=python3.12 ... uses that interpreter instead of the first suitable one.
+# make PYTHON=python3.12 ... makes it with that interpreter instead of the first suitable one.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,6 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # What the check and pip leave in build/. The rest is not ours to remove: training keeps hours of work in build/train_mini.
 BUILT := build/check build/lib build/bdist.*
 BENCHES = $(shell $(BIN)/python -c 'from mmsdk.plugins import available; print(*available("mmsdk.apps.bench"))')
+
+# `activate` is the last thing that venv writes: without it the set-up was interrupted, and without a Python that runs, the one it was made
+# with is gone. Nothing mends either, so it goes and is made anew.
+$(shell test ! -d $(VENV) || { test -x $(BIN)/python && test -f $(BIN)/activate; } || rm -rf $(VENV))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench bench-gpu clean build/check
@@ -42,23 +46,30 @@ clean: ## remove what was made here (fetched weights stay in the user's cache, w
 
 $(BIN)/python:
 	@set -e; for python in $(CANDIDATES); do \
-	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    recent=$$python; if $$python -c 'import ensurepip, venv' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
-	if [ -z "$$found" ]; then \
+	if [ -z "$$recent" ]; then \
 	    echo "mmsdk needs Python 3.11 or newer; looked for: $(CANDIDATES). Install one, or name it: make PYTHON=/path/to/python ..." >&2; exit 1; \
 	fi; \
+	if [ -z "$$found" ]; then \
+	    echo "$$recent cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; \
+	fi; \
 	echo "making $(VENV) with $$($$found --version)"; \
-	$$found -m venv --clear $(VENV) || { \
-	    rm -rf $(VENV); echo "$$found cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$$found -m venv --clear $(VENV) || { rm -rf $(VENV); echo "$$found could not make $(VENV), see above" >&2; exit 1; }
 
 $(VENV)/core: EXTRAS :=
 $(VENV)/dev: EXTRAS := [dev]
 $(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "$(VENV) was made with a Python older than 3.11; remove it (make clean), then run make again" >&2; exit 1; }
+	@$(PIP) --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null || { \
+	    echo "$(VENV) has no pip and cannot get one; remove it (make clean), then run make again" >&2; exit 1; }
 	@echo "installing mmsdk$(EXTRAS) into $(VENV); the first time this downloads PyTorch and takes some minutes"
 	@[ -t 1 ] && quiet= || quiet=-qq; \
 	$(PIP) install $$quiet --constraint constraints.txt --editable '.$(EXTRAS)' || { \
-	    echo "Could not install into $(VENV), see above. Check the network and your pip mirror or proxy (pip config list), then run make again:" \
-	        "what was done is kept." >&2; exit 1; }
+	    echo "Could not install into $(VENV), see above. Check the network, the space on the disk and your pip mirror or proxy (pip config list)," \
+	        "then run make again: what was done is kept." >&2; exit 1; }
 	@touch $(VENV)/core $@
 
 # Types and import rules are checked on what a user would get: the installed tree, where every package has its import name.
