@@ -83,6 +83,8 @@ def _discard_output() -> None:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser, options = _parser()
     args, extra = parser.parse_known_args(argv)
+    if args.command is None and extra:
+        raise UsageError(f"`mmsdk` does not know {extra[0]!r}{_near(extra[0], ('--help', '--version', *COMMANDS))}")
     if args.command is None:
         parser.print_help()
         raise SystemExit(0)
@@ -115,13 +117,14 @@ def _parser() -> tuple[Parser, dict[str, list[str]]]:
     return parser, declared
 
 
-def _option(parser: Parser, flag: str, text: str, kind: type = str, default: object = None) -> str:
-    parser.add_argument(flag, type=kind, default=default, help=text if default is None else f"{text} (default: {default})")
+def _option(parser: Parser, flag: str, value: str, text: str, kind: type = str, default: object = None) -> str:
+    told = text if default is None else f"{text} (default: {default})"
+    parser.add_argument(flag, metavar=value, type=kind, default=default, help=told)
     return flag
 
 
-def _repeated(parser: Parser, flag: str, text: str) -> str:
-    parser.add_argument(flag, action="append", default=[], help=text)
+def _repeated(parser: Parser, flag: str, value: str, text: str) -> str:
+    parser.add_argument(flag, metavar=value, action="append", default=[], help=text)
     return flag
 
 
@@ -131,24 +134,30 @@ def _switch(parser: Parser, flag: str, text: str) -> str:
 
 
 def _ask(parser: Parser) -> list[str]:
+    parser.usage = 'mmsdk ask PATH... "question" [options]'
     parser.add_argument("words", nargs="+", metavar='PATH... "question"', help="one or more pictures or clips, then the question")
     return [
-        _option(parser, "--model", 'a model: "mini", a folder, or "org/name"', default="mini"),
-        _option(parser, "--max-tokens", "the longest answer, in tokens", int, 128),
-        _option(parser, "--temperature", "0 for the likeliest answer, more for variety", float, 0.0),
-        _option(parser, "--seed", "chooses the answer where the temperature is above 0", int, 0),
-        _repeated(parser, "--compress", 'keep fewer visual tokens: "uniform:64", "random:0.25,seed=1"; given again, one after the other'),
-        _option(parser, "--dtype", "auto, float32, bfloat16 or float16", default="auto"),
-        _option(parser, "--device", "cpu, cuda, cuda:1, ...", default="cpu"),
-        _option(parser, "--explain", "draw what was looked at into this picture file"),
+        _option(parser, "--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini"),
+        _option(parser, "--max-tokens", "N", "the longest answer, in tokens", int, 128),
+        _option(parser, "--temperature", "T", "0 for the likeliest answer, more for variety", float, 0.0),
+        _option(parser, "--seed", "N", "chooses the answer where the temperature is above 0", int, 0),
+        _repeated(
+            parser,
+            "--compress",
+            "METHOD:AMOUNT",
+            'keep fewer visual tokens: "uniform:64", "random:0.25,seed=1"; given again, one after the other (`mmsdk methods` lists them)',
+        ),
+        _option(parser, "--dtype", "NAME", "auto, float32, bfloat16 or float16", default="auto"),
+        _option(parser, "--device", "NAME", "cpu, cuda, cuda:1, ...", default="cpu"),
+        _option(parser, "--explain", "PICTURE", "draw what was looked at into this file (.png, .jpg, ...)"),
         _switch(parser, "--json", "print one JSON object in place of the text"),
     ]
 
 
 def _demo(parser: Parser) -> list[str]:
     return [
-        _option(parser, "--out", "the folder for annotated pictures", default="demo"),
-        _option(parser, "--model", 'a model: "mini", a folder, or "org/name"', default="mini"),
+        _option(parser, "--out", "FOLDER", "where the annotated pictures go", default="demo"),
+        _option(parser, "--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini"),
         _switch(parser, "--json", "print one JSON object in place of the table"),
     ]
 
@@ -163,13 +172,13 @@ def _doctor(parser: Parser) -> list[str]:
 
 def _weights(parser: Parser) -> list[str]:
     parser.add_argument("action", choices=("pull", "list", "verify"), help="pull fetches, list shows, verify hashes")
-    parser.add_argument("name", nargs="?", default=None, help='a bundle (default: "mini" for pull and verify)')
+    parser.add_argument("name", nargs="?", default=None, help="a bundle (default: mini; list shows all)")
     return [_switch(parser, "--json", "print one JSON object")]
 
 
 def _bench(parser: Parser) -> list[str]:
     parser.add_argument(
-        "name", nargs="?", default=None, metavar="NAME", help='a bench, with knobs as in "mini:questions=200"; none lists them'
+        "name", nargs="?", default=None, metavar="NAME", help='a bench, with knobs as in "startup:repeats=3"; none lists them'
     )
     return [
         _switch(parser, "--json", "print one JSON object in place of a table"),

@@ -1,20 +1,49 @@
-"""Plain tables for a terminal."""
+"""Plain tables, in a terminal no wider than it is; anywhere else a row is a line, for programs to read."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
-__all__ = ["Cell", "table"]
+__all__ = ["Cell", "table", "terminal_width"]
 
 Cell = str | int | float | bool | None
+GAP = "  "
+NARROWEST = 12  # characters that a wrapped column keeps
 
 
-def table(rows: Sequence[Mapping[str, Cell]]) -> str:
-    """Rows under one line of column names; columns in order of first appearance, numbers to the right."""
+def terminal_width() -> int | None:
+    """Characters in a line of the terminal, None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+
+
+def table(rows: Sequence[Mapping[str, Cell]], width: int | None = None) -> str:
+    """Rows under one line of column names; columns in order of first appearance, numbers to the right.
+
+    Where the lines would be longer than `width` characters, the widest columns are wrapped.
+    """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, *[[_text(row.get(name)) for name in columns] for row in rows]]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    widths = _fitted([max(len(line[i]) for line in lines) for i in range(len(columns))], width)
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
-    drawn = ["  ".join(map(_pad, line, widths, numeric)).rstrip() for line in lines]
+    drawn = [GAP.join(map(_pad, part, widths, numeric)).rstrip() for line in lines for part in _wrapped(line, widths)]
     return "\n".join(drawn)
+
+
+def _fitted(widths: list[int], width: int | None) -> list[int]:
+    """Column widths with the widest made narrower, one character at a time, until a line fits or nothing more can be taken."""
+    fitted = list(widths)
+    room = sum(widths) if width is None else width - len(GAP) * (len(widths) - 1)
+    while sum(fitted) > room and max(fitted) > NARROWEST:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
+
+
+def _wrapped(line: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """The lines that one row takes; cells that fit stand in the first of them as they are."""
+    cells = [[cell] if len(cell) <= width else textwrap.wrap(cell, width) for cell, width in zip(line, widths, strict=True)]
+    return list(zip_longest(*cells, fillvalue=""))
 
 
 def _pad(cell: str, width: int, right: bool) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from mmsdk import plugins
-from mmsdk.apps.console import Cell, table
+from mmsdk.apps.console import Cell, table, terminal_width
 from mmsdk.apps.report import ROOT, hardware, versions
 from mmsdk.errors import InputError, PluginError
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a result as a table or as one JSON object; without a name, print what there is."""
     if args.name is None:
         rows: list[dict[str, Cell]] = [{"bench": name, "about": _about(name)} for name in plugins.available(PACKAGE)]
-        print(json.dumps({"benches": rows}) if args.json else table(rows))
+        print(json.dumps({"benches": rows}) if args.json else table(rows, terminal_width()))
         return 0
     text = _knob(args.name, "compile_only=true") if args.compile_only else args.name
     result = _committed(text) if args.committed else _measured(text)
@@ -53,8 +53,11 @@ def _measured(text: str) -> dict[str, object]:
 
 
 def _committed(text: str) -> dict[str, object]:
-    name = plugins.parse(text).name
+    spec = plugins.parse(text)
+    name = spec.name
     plugins.find(PACKAGE, name)
+    if spec.amount or spec.knobs:
+        raise InputError("one result of each bench is kept, whatever its knobs; leave them out, or leave out --committed", item=text)
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     if not path.is_file():
         raise InputError(f"no result of this bench is kept here; run `mmsdk bench {name}`", item=name)
@@ -65,7 +68,7 @@ def _committed(text: str) -> dict[str, object]:
 def _readable(result: Mapping[str, object]) -> str:
     head = [f"{key}: {_line(result[key])}" for key in ("bench", "command", "hardware", "versions")]
     rows = result["rows"]
-    return "\n".join([*head, "", table(rows) if isinstance(rows, list) else ""])
+    return "\n".join([*head, "", table(rows, terminal_width()) if isinstance(rows, list) else ""])
 
 
 def _line(value: object) -> str:

@@ -3,19 +3,25 @@
 import argparse
 import dataclasses
 import json
+import os
+import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmsdk.answer import Answer
-from mmsdk.apps.console import Cell, table
+from mmsdk.apps.console import Cell, table, terminal_width
 from mmsdk.apps.demo import Asked, show
+from mmsdk.errors import InputError
 from mmsdk.pipeline import pipeline
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one table, and say where the annotated pictures are."""
+    """Print each answer as it comes, then one table of them, and say where the annotated pictures are."""
+    folder = Path(args.out)
+    _check(folder)
     started = time.perf_counter()
     pipe = pipeline("image-text-to-text", model=args.model)
     ready = time.perf_counter() - started
@@ -26,14 +32,30 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"{asked.file}: {asked.question}\n  {answer}", flush=True)
 
-    show(pipe, Path(args.out), tell)
+    show(pipe, folder, tell)
     if args.json:
         print(json.dumps({"model": args.model, "ready_s": ready, "rows": rows}))
     else:
-        # the answers stand above in full
-        shown = [{key: value for key, value in row.items() if key not in ("question", "answer")} for row in rows]
-        print(f"\n{table(shown)}\n\nmodel {args.model} ready in {ready:.1f} s; times in milliseconds; pictures in {args.out}/")
+        print(f"\n{table([_shown(row) for row in rows], terminal_width())}\n")
+        print(f"visual, prompt and generated are tokens, the stages milliseconds; {args.model} was ready in {ready:.1f} s")
+        print(f"pictures of what it looked at are in {folder}/")
     return 0
+
+
+def _check(folder: Path) -> None:
+    """Before the model is loaded, make the folder or raise InputError where it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"pictures cannot go there ({error.strerror}); name another folder with --out", item=str(folder)) from None
+    if not os.access(folder, os.W_OK):
+        raise InputError("pictures cannot go there: it may not be written to; name another folder with --out", item=str(folder))
+
+
+def _shown(row: Mapping[str, Cell]) -> dict[str, Cell]:
+    """A row of the table: short names, and no more of the answer than a column holds, since it stands above in full."""
+    short = {key.removesuffix("_tokens"): value for key, value in row.items() if key not in ("question", "picture")}
+    return short | {"answer": textwrap.shorten(str(row["answer"]), 40, placeholder=" ...")}
 
 
 def _row(asked: Asked, answer: Answer, picture: Path) -> dict[str, Cell]:

