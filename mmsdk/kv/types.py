@@ -52,7 +52,9 @@ class KVCache(Protocol):
         """Store the new tokens of one layer, those that `advance` announced, and return what it may now attend to."""
         ...
 
-    def view(self, layer: int) -> LayerView: ...
+    def view(self, layer: int) -> LayerView:
+        """What a layer may attend to now; nothing is copied."""
+        ...
 
     def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
         """Keep only these entries of a layer (indices into its view, ascending); really frees or reuses the space."""
@@ -71,4 +73,6 @@ class KVCache(Protocol):
 class KVPolicy(Protocol):
     """Reads a layer's view and says which entries stay; never touches the cache itself."""
 
-    def __call__(self, layer: int, view: LayerView, query: Float[Tensor, "b h s d"]) -> Int[Tensor, "b k"]: ...
+    def __call__(self, layer: int, view: LayerView, query: Float[Tensor, "b h s d"]) -> Int[Tensor, "b k"]:
+        """Indices into the view, ascending, of the k entries that each row keeps."""
+        ...

@@ -32,16 +32,22 @@ __all__ = ["Encoded", "EncodedSource", "Frame", "Readable", "Source", "Stream", 
 class Readable(Protocol):
     """A file that is open for reading bytes."""
 
-    def read(self, size: int = -1, /) -> bytes: ...
+    def read(self, size: int = -1, /) -> bytes:
+        """At most `size` bytes, all that are left where it is negative."""
+        ...
 
 
 @runtime_checkable
 class Stream(Readable, Protocol):
     """A file that can also be read from another place: what `typing.BinaryIO` asks beyond this, `io.BytesIO` does not have."""
 
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a place, as `io.IOBase.seek` does."""
+        ...
 
-    def tell(self) -> int: ...
+    def tell(self) -> int:
+        """Where it stands, in bytes from the beginning."""
+        ...
 
 
 EncodedSource = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
