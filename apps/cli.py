@@ -148,6 +148,7 @@ def _ask(parser: Parser) -> list[str]:
             'keep fewer visual tokens: "uniform:64", "random:0.25,seed=1"; given again, one after the other (`mmsdk methods` lists them)',
         ),
         _option(parser, "--dtype", "NAME", "auto, float32, bfloat16 or float16", default="auto"),
+        _option(parser, "--quantize", "NAME", "how the language model's matrices are stored: none, int8 or int4", default="none"),
         _option(parser, "--device", "NAME", "cpu, cuda, cuda:1, ...", default="cpu"),
         _option(parser, "--explain", "PICTURE", "draw what was looked at into this file (.png, .jpg, ...)"),
         _switch(parser, "--json", "print one JSON object in place of the text"),

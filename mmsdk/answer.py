@@ -54,15 +54,19 @@ class Sight:
 
 
 class Answer(str):
-    """The answer's text, a `str` in every way, with what it took: `.tokens`, `.timings`, `.seed`, `.finish`, `.sights`, `.audit`."""
+    """The answer's text, a `str` in every way, with what it took: `.tokens`, `.timings`, `.seed`, `.finish`, `.sights`, `.audit`.
 
-    __slots__ = ("finish", "seed", "sights", "timings", "tokens")
+    `.precision` is the dtype that the language model computed in, behind how its matrices are stored: "bfloat16", "int4/bfloat16".
+    """
+
+    __slots__ = ("finish", "precision", "seed", "sights", "timings", "tokens")
 
     tokens: Tokens
     timings: Timings
     seed: int
     finish: Literal["stop", "length"]
     sights: tuple[Sight, ...]
+    precision: str
 
     def __new__(
         cls,
@@ -72,6 +76,7 @@ class Answer(str):
         seed: int = 0,
         finish: Literal["stop", "length"] = "stop",
         sights: tuple[Sight, ...] = (),
+        precision: str = "",
     ) -> "Answer":
         answer = super().__new__(cls, text)
         answer.tokens = tokens or Tokens()
@@ -79,10 +84,11 @@ class Answer(str):
         answer.seed = seed
         answer.finish = finish
         answer.sights = sights
+        answer.precision = precision
         return answer
 
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]  # str promises (str,), copies need the rest too
-        return str(self), self.tokens, self.timings, self.seed, self.finish, self.sights
+        return str(self), self.tokens, self.timings, self.seed, self.finish, self.sights, self.precision
 
     @property
     def audit(self) -> tuple[Audit, ...]:

@@ -1,8 +1,8 @@
 """From what a user calls a model to the family that runs it: "mini", a folder, or "org/name".
 
-A family is a module of `mmsdk.models` with `load(name, folder, dtype, device)`, and is named as `config.json` names its `model_type`. A
-folder that training wrote has no config.json, and is told by the name of the adapter in it. Of a model on the hub these two are fetched
-first, and the weights only once its family is known to be one that can be run.
+A family is a module of `mmsdk.models` with `load(name, folder, dtype, device, quantize)`, and is named as `config.json` names its
+`model_type`. A folder that training wrote has no config.json, and is told by the name of the adapter in it. Of a model on the hub these
+two are fetched first, and the weights only once its family is known to be one that can be run.
 """
 
 import difflib
@@ -14,6 +14,7 @@ import torch
 from mmsdk import plugins
 from mmsdk.errors import ModelError
 from mmsdk.models.types import VLM
+from mmsdk.quant.types import Quantize
 from mmsdk.weights.bundle import adapter_name
 from mmsdk.weights.fields import read_fields
 from mmsdk.weights.hub import SETTINGS, resolve
@@ -27,8 +28,8 @@ PACKAGE = "mmsdk.models"
 class Family(Protocol):
     """What a family's module offers."""
 
-    def load(self, name: str, folder: Path | None, dtype: torch.dtype, device: torch.device) -> VLM:
-        """Put the model together; `folder` is None for a model that is known by name alone."""
+    def load(self, name: str, folder: Path | None, dtype: torch.dtype, device: torch.device, quantize: Quantize) -> VLM:
+        """Put the model together; `folder` is None for a model that is known by name alone, `quantize` is for its language model."""
         ...
 
 
@@ -37,19 +38,19 @@ def families() -> list[str]:
     return [name for name in plugins.available(PACKAGE) if name not in ("text", "types")]
 
 
-def open_model(name: str, dtype: torch.dtype, device: torch.device) -> VLM:
+def open_model(name: str, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> VLM:
     """Find the family of a model and load it.
 
     Raises ModelError where nothing is known by that name or its family is not supported, WeightsError where weights cannot be had.
     """
     if name in families():
-        return _family(name).load(name, None, dtype, device)
+        return _family(name).load(name, None, dtype, device, quantize)
     if "/" not in name and not Path(name).is_dir():
         close = difflib.get_close_matches(name, families(), n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(families())}"
         raise ModelError(f'there is no model {name!r}; {hint} A folder or "org/name" of a supported family works too')
     kind = _kind(name, resolve(name, [SETTINGS, *map(adapter_name, families())]))
-    return _family(kind).load(name, resolve(name), dtype, device)
+    return _family(kind).load(name, resolve(name), dtype, device, quantize)
 
 
 def _family(name: str) -> Family:

@@ -14,12 +14,13 @@ import torch
 
 from mmsdk.answer import Answer, Tokens
 from mmsdk.compress import Compression, CompressionSpec, compression
+from mmsdk.decoder.quantised import precision
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import Generated, Step, collect, generate
 from mmsdk.models.types import VLM
-from mmsdk.precision import resolve_dtype
+from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
 from mmsdk.vision.intake import Source
 
@@ -36,20 +37,22 @@ def pipeline(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
     batch_size: int = 16,
+    quantize: str = "none",
 ) -> "Pipeline":
     """Put a model's parts together, ready to answer.
 
     `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
-    where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together.
-    Raises ModelError for a task or model that is not supported, WeightsError where weights cannot be had, PluginError or BudgetError for
-    a compression that cannot be, InputError for a batch size below 1.
+    where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together; `quantize` "int4" or
+    "int8" stores the language model's matrices in fewer bits (processor only).
+    Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
+    BudgetError for a compression that cannot be, InputError for a batch size below 1.
     """
     if task not in TASKS:
         raise ModelError(f"the task {task!r} is not supported; there is {', '.join(map(repr, TASKS))}")
     # what is wrong with the words is told before seconds are spent on weights
     steps = compression(compress)
     place = _device(device)
-    return Pipeline(open_model(model, resolve_dtype(dtype, place), place), steps, batch_size)
+    return Pipeline(open_model(model, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place)), steps, batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,8 @@ class Pipeline:
         ready = prepare(self.vlm, steps, items, config.max_tokens, clock, first)
         with clock.stage("decode"):
             texts = [] if ready.context is None else self._decode(ready.context, [config] * len(ready.rows))
-        answers = {index: _answer(row, text, config.seed, clock) for (index, row), text in zip(ready.rows.items(), texts, strict=True)}
+        kind = precision(self.vlm.decoder)
+        answers = {i: _answer(row, text, config.seed, clock, kind) for (i, row), text in zip(ready.rows.items(), texts, strict=True)}
         return {**ready.errors, **answers}
 
     def _steps(self, context: Context, configs: Sequence[GenerationConfig]) -> Iterator[Step]:
@@ -175,7 +179,7 @@ class Pipeline:
             said.append(step)
             if piece:
                 yield piece
-        answer = _answer(row, collect(said, 1)[0], config.seed, clock)
+        answer = _answer(row, collect(said, 1)[0], config.seed, clock, precision(self.vlm.decoder))
         if isinstance(answer, ModelError):
             raise answer
         return answer
@@ -206,11 +210,11 @@ class Stream(Iterator[str]):
         return self._answer
 
 
-def _answer(row: Row, text: Generated, seed: int, clock: Clock) -> Answer | ModelError:
+def _answer(row: Row, text: Generated, seed: int, clock: Clock, kind: str) -> Answer | ModelError:
     if isinstance(text.finish, ModelError):
         return text.finish
     counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids))
-    return Answer(text.text.lstrip(), counts, clock.timings, seed, text.finish, row.sights)
+    return Answer(text.text.lstrip(), counts, clock.timings, seed, text.finish, row.sights, kind)
 
 
 def _alone(error: MmsdkError) -> MmsdkError:

@@ -1,10 +1,13 @@
-"""Which number format a model computes in, from what the machine is good at."""
+"""Which number format a model computes in, from what the machine is good at, and which its matrices are stored in."""
+
+from typing import get_args
 
 import torch
 
 from mmsdk.errors import ModelError
+from mmsdk.quant.types import Quantize
 
-__all__ = ["native_bfloat16", "resolve_dtype"]
+__all__ = ["native_bfloat16", "resolve_dtype", "resolve_quantize"]
 
 _NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,3 +31,17 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     if dtype not in _NAMES:
         raise ModelError(f"dtype {dtype!r} is not known; choose auto, {', '.join(_NAMES)}")
     return _NAMES[dtype]
+
+
+def resolve_quantize(quantize: str, device: torch.device) -> Quantize:
+    """How the language model's matrices are stored, from its name.
+
+    Raises ModelError for a name that is none of none, int4, int8, and for a device that fewer bits do not run on.
+    """
+    choices: tuple[Quantize, ...] = get_args(Quantize)
+    found = next((choice for choice in choices if choice == quantize), None)
+    if found is None:
+        raise ModelError(f"quantize {quantize!r} is not known; choose {', '.join(choices)}")
+    if found != "none" and device.type != "cpu":
+        raise ModelError(f"quantize {quantize!r} runs on the processor only; leave it out on the device {str(device)!r}")
+    return found

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
         check_path(Path(args.explain), paths)
     for path in paths:
         check(path)
-    pipe = pipeline("image-text-to-text", model=args.model, compress=args.compress or "identity", dtype=args.dtype, device=args.device)
+    steps = args.compress or "identity"
+    pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize)
     answer = (_whole if args.json else _streamed)(pipe, paths, question, config)
     for sight in answer.sights:
         for note in sight.notes:
@@ -74,4 +75,5 @@ def _told(answer: Answer, model: str) -> dict[str, object]:
         "tokens": dataclasses.asdict(answer.tokens),
         "timings_ms": {stage: round(ms, 2) for stage, ms in dataclasses.asdict(answer.timings).items()},
         "seed": answer.seed,
+        "precision": answer.precision,
     }

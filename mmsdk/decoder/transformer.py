@@ -111,7 +111,7 @@ class Decoder(nn.Module):
 
     def embed(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
         """Token ids to vectors of the decoder's width."""
-        embedded = F.embedding(ids, self.embedding.weight)
+        embedded: Tensor = self.embedding(ids)
         return embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
 
     def forward(
@@ -164,5 +164,6 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32. Pass only the tokens that need them: the vocabulary is the largest matrix."""
-        scores: Tensor = F.linear(hidden, self.embedding.weight) if self.config.tied else self.head(hidden)
+        # A tied decoder has no head, unless both ends of it stand on one matrix in fewer bits.
+        scores: Tensor = F.linear(hidden, self.embedding.weight) if isinstance(self.head, nn.Identity) else self.head(hidden)
         return scores.float()

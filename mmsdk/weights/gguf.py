@@ -19,14 +19,16 @@ from torch import Tensor
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.rope import Divided, Linear, Scaling, Unscaled, Yarn
 from mmsdk.errors import ModelError
+from mmsdk.quant.int4 import Int4
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.fields import Fields
+from mmsdk.weights.gguf_blocks import as_int4
 from mmsdk.weights.gguf_file import GGUFFile, GGUFTensor, read_file
 from mmsdk.weights.gguf_tokenizer import tokenizer_of
 from mmsdk.weights.names import GGUF, assemble, used
 from mmsdk.weights.rope import stretched
 
-__all__ = ["read_gguf"]
+__all__ = ["GGUFSource", "open_gguf", "read_gguf"]
 
 _ROPE_DIVISORS = "rope_freqs.weight"
 # Which of them store the rows of queries and keys in interleaved rotary order (pairs side by side) instead of halves.
@@ -34,7 +36,13 @@ _INTERLEAVED: Mapping[str, bool] = MappingProxyType({"llama": True, "qwen2": Fal
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> tuple[DecoderConfig, dict[str, Tensor], TextTokenizer]:
-    """The decoder's config, its state in `dtype`, and the tokenizer of a GGUF file.
+    """The decoder's config, its state in `dtype`, and the tokenizer of a GGUF file. Raises as `open_gguf` does."""
+    config, source, tokenizer = open_gguf(path)
+    return config, assemble(GGUF, config, source, dtype), tokenizer
+
+
+def open_gguf(path: Path) -> tuple[DecoderConfig, "GGUFSource", TextTokenizer]:
+    """The decoder's config, its tensors, which stay on disk until they are read, and the tokenizer of a GGUF file.
 
     Raises WeightsError for a damaged file, ModelError for an architecture, a rope scaling or a tokenizer that is not supported, and
     for tensors that are missing or left over, or an embedding that has fewer rows than the tokenizer has tokens.
@@ -47,7 +55,7 @@ def read_gguf(path: Path, dtype: torch.dtype) -> tuple[DecoderConfig, dict[str, 
         raise ModelError(f"{path} holds a tensor {unknown[0]!r} that is not part of a {header.architecture} decoder")
     tokenizer = tokenizer_of(file.metadata)
     tokenizer.fit(config.vocabulary, f"{path}: the tensor {GGUF.embedding!r}")
-    return config, assemble(GGUF, config, _Source(header, config), dtype), tokenizer
+    return config, GGUFSource(header, config), tokenizer
 
 
 class _Header:
@@ -124,27 +132,38 @@ def _scaling(header: _Header, head_dim: int) -> Scaling:
     raise ModelError(f"{header.file.path}: rope scaling {kind!r} by {factor} is not supported")
 
 
-class _Source:
-    """The file's tensors in our order of rows."""
+class GGUFSource:
+    """The file's tensors in our order of rows; see `mmsdk.weights.names.Source`."""
 
     def __init__(self, header: _Header, config: DecoderConfig) -> None:
         self._header = header
         self._heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if _INTERLEAVED[header.architecture] else {}
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Rows first. Raises ModelError where there is no such tensor."""
         return self._header.tensor(name).shape
 
     def read(self, name: str, out: Tensor) -> None:
-        tensor = self._header.tensor(name)
-        heads = self._heads.get(name.split(".")[-2], 0)
-        if not heads:
-            tensor.read(out)
-        elif len(tensor.shape) == 1:
+        """Write the tensor's values to `out`, which has its shape, in the dtype of `out`."""
+        tensor = self._ordered(name)
+        tensor.read(out)
+        heads = self._interleaved(name)
+        if heads and len(tensor.shape) == 1:
             # A bias is stored as a single row, so that its values change places and not its blocks.
-            tensor.read(out)
             out.copy_(_halves(out.clone(), heads, name))
-        else:
-            replace(tensor, data=_halves(tensor.data, heads, name)).read(out)
+
+    def int4(self, name: str) -> Int4 | None:
+        """The matrix of that name code by code, where its blocks are int4; None where they are anything else."""
+        tensor = self._ordered(name)
+        return as_int4(tensor.data, tensor.kind)
+
+    def _ordered(self, name: str) -> GGUFTensor:
+        """The tensor with its rows of blocks in our order."""
+        tensor, heads = self._header.tensor(name), self._interleaved(name)
+        return replace(tensor, data=_halves(tensor.data, heads, name)) if heads and len(tensor.shape) > 1 else tensor
+
+    def _interleaved(self, name: str) -> int:
+        return self._heads.get(name.split(".")[-2], 0)
 
 
 def _halves(stored: Shaped[Tensor, "r *c"], heads: int, name: str) -> Shaped[Tensor, "r *c"]:

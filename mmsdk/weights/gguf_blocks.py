@@ -10,7 +10,9 @@ from gguf import GGMLQuantizationType as Kind
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-__all__ = ["unpack"]
+from mmsdk.quant.int4 import Int4
+
+__all__ = ["as_int4", "unpack"]
 
 _PIECE = 1 << 17
 
@@ -30,6 +32,18 @@ def unpack(data: UInt8[Tensor, "r c"], kind: Kind, out: Float[Tensor, "r v"]) ->
             place.copy_(values(piece.view(-1, size)).view(place.shape))
         else:
             place.copy_(torch.from_numpy(gguf.quants.dequantize(piece.numpy(), kind)))
+
+
+def as_int4(data: UInt8[Tensor, "r c"], kind: Kind) -> Int4 | None:
+    """Rows of blocks as int4, code by code, where that is what they are (Q4_0, Q4_1); the scales alone become numbers on the way."""
+    if kind not in (Kind.Q4_0, Kind.Q4_1):
+        return None
+    blocks = data.reshape(-1, _BLOCKS[kind][0])
+    scale = _scale(blocks, 0)
+    # Q4_0 counts from -8 with no offset; Q4_1 counts from 0, upwards from a minimum, and 8 steps up is where ours has its zero.
+    zero = torch.zeros_like(scale) if kind == Kind.Q4_0 else _scale(blocks, 2) + 8 * scale
+    codes = _nibbles(blocks[:, -16:]).view(len(data), -1)
+    return Int4(codes, scale.view(len(data), -1), zero.view(len(data), -1), codes.shape[1])
 
 
 def _scale(blocks: UInt8[Tensor, "k c"], at: int) -> Float[Tensor, "k 1"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.errors import ModelError
 
-__all__ = ["GGUF", "HUGGINGFACE", "Names", "Source", "assemble", "expected", "joined", "used"]
+__all__ = ["GGUF", "HUGGINGFACE", "Names", "Source", "assemble", "expected", "joined", "shape_of", "used"]
 
 
 @runtime_checkable
@@ -98,13 +98,18 @@ def assemble(names: Names, config: DecoderConfig, source: Source, dtype: torch.d
 
 def joined(source: Source, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
     """The tensors stacked by rows. Raises ModelError where one is missing or their shapes do not allow it."""
+    out = torch.empty(shape_of(source, names), dtype=dtype)
+    for name, part in zip(names, out.split([source.shape(name)[0] for name in names]), strict=True):
+        source.read(name, part)
+    return out
+
+
+def shape_of(source: Source, names: tuple[str, ...]) -> tuple[int, ...]:
+    """The shape of the tensors stacked by rows. Raises ModelError where one is missing or their shapes do not allow it."""
     shapes = [source.shape(name) for name in names]
     if len({shape[1:] for shape in shapes}) != 1 or () in shapes:
         raise ModelError(f"tensors {', '.join(map(repr, names))} cannot be stacked: their shapes are {', '.join(map(str, shapes))}")
-    out = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=dtype)
-    for name, part in zip(names, out.split([shape[0] for shape in shapes]), strict=True):
-        source.read(name, part)
-    return out
+    return sum(shape[0] for shape in shapes), *shapes[0][1:]
 
 
 def used(names: Names, config: DecoderConfig) -> set[str]:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from mmsdk.errors import ModelError
 
-__all__ = ["Adapter", "Update", "merge", "read_adapter"]
+__all__ = ["Adapter", "Update", "changed", "merge", "read_adapter"]
 
+_PARTS = {"qkv": "attention", "o": "attention", "gate_up": "mlp", "down": "mlp"}
 _LORA = re.compile(r"lora\.(\d+)\.(qkv|o|gate_up|down)\.([ab])")
 
 
@@ -57,6 +58,11 @@ def read_adapter(path: Path) -> Adapter:
             raise ModelError(f"{path} holds a tensor {name!r} that is neither of the projector nor of a LoRA update")
         halves.setdefault((int(found[1]), found[2]), {})[found[3]] = tensors[name]
     return Adapter(path, projector, {place: _update(path, place, pair) for place, pair in halves.items()}, middle)
+
+
+def changed(adapter: Adapter) -> frozenset[str]:
+    """The decoder's tensors that the updates belong to, by their names in its state."""
+    return frozenset(f"layers.{layer}.{_PARTS[matrix]}.{matrix}.weight" for layer, matrix in adapter.updates)
 
 
 def merge(layers: nn.ModuleList, adapter: Adapter) -> None:

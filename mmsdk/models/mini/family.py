@@ -12,13 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.decoder.quantised import quantise
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
-from mmsdk.models.mini.adapter import Adapter, merge, read_adapter
+from mmsdk.models.mini.adapter import Adapter, changed, merge, read_adapter
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.mini.words import ADAPTER, BOS, EOS, MARKERS, asked
 from mmsdk.models.types import Tokenizer
 from mmsdk.prompt import Ids, Layout, Prompt, Slot
+from mmsdk.quant.types import Quantize
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
@@ -26,7 +28,7 @@ from mmsdk.vision.types import VisualTokens
 from mmsdk.vision.vit import ViT
 from mmsdk.vision.weights import vit_from_onnx
 from mmsdk.weights.bundle import Bundle, bundle, pull
-from mmsdk.weights.gguf import read_gguf
+from mmsdk.weights.quantised import gguf_decoder
 
 __all__ = ["Mini", "load", "load_parts"]
 
@@ -54,23 +56,26 @@ class Mini:
         return Layout((Ids((BOS,)), *slots, Ids(tuple(words))), media=len(slots))
 
 
-def load(name: str, folder: Path | None, dtype: torch.dtype, device: torch.device) -> Mini:
+def load(name: str, folder: Path | None, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Mini:
     """mini as it ships, or with the adapter in a folder that training wrote.
 
     Raises WeightsError where the encoder or language model cannot be had, ModelError where the adapter does not fit them.
     """
     if folder is None:
-        return load_parts(bundle("mini"), dtype, device, name)
+        return load_parts(bundle("mini"), dtype, device, name, quantize)
     parts = pull("mini")
-    return load_parts(Bundle(parts["encoder"], parts["language"], folder / ADAPTER), dtype, device, name)
+    return load_parts(Bundle(parts["encoder"], parts["language"], folder / ADAPTER), dtype, device, name, quantize)
 
 
-def load_parts(parts: Bundle, dtype: torch.dtype, device: torch.device, name: str = "mini") -> Mini:
-    """mini from its three files. The update is merged in float32 before the weights become `dtype`."""
+def load_parts(parts: Bundle, dtype: torch.dtype, device: torch.device, name: str = "mini", quantize: Quantize = "none") -> Mini:
+    """mini from its three files. The update is merged in float32 before the weights become `dtype` or are quantised.
+
+    What no update changes is quantised as it is read, and taken over from the file's own blocks where they are int4.
+    """
     adapter = read_adapter(parts.adapter)
-    config, state, tokenizer = read_gguf(parts.language, torch.float32)
-    decoder = Decoder.of(config, state)
+    decoder, tokenizer = gguf_decoder(parts.language, torch.float32, quantize, changed(adapter))
     merge(decoder.layers, adapter)
+    quantise(decoder, quantize)
     for marker, expected in MARKERS.items():
         if tokenizer.special(marker) != expected:
             raise ModelError(f"{parts.language}: {marker} is token {tokenizer.special(marker)}, mini was trained with {expected}")
@@ -78,10 +83,10 @@ def load_parts(parts: Bundle, dtype: torch.dtype, device: torch.device, name: st
     return Mini(
         name=name,
         encoder=Encoder(backbone, Preprocess()),
-        projector=_projector(adapter, backbone.width, config.width).to(device, dtype),
+        projector=_projector(adapter, backbone.width, decoder.config.width).to(device, dtype),
         decoder=decoder.to(device, dtype),
         tokenizer=tokenizer,
-        context=config.context,
+        context=decoder.config.context,
     )
 
 

@@ -15,10 +15,11 @@ from mmsdk import plugins
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError, WeightsError
+from mmsdk.quant.types import Quantize
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.fields import Fields, read_fields
-from mmsdk.weights.gguf import read_gguf
-from mmsdk.weights.names import HUGGINGFACE, assemble, used
+from mmsdk.weights.names import HUGGINGFACE, used
+from mmsdk.weights.quantised import gguf_decoder, put_together
 from mmsdk.weights.safetensors import open_checkpoint
 
 __all__ = ["load_decoder", "read_config", "read_decoder", "read_tokenizer"]
@@ -34,17 +35,17 @@ class Family(Protocol):
         ...
 
 
-def load_decoder(path: Path, dtype: torch.dtype) -> tuple[Decoder, TextTokenizer]:
+def load_decoder(path: Path, dtype: torch.dtype, quantize: Quantize = "none") -> tuple[Decoder, TextTokenizer]:
     """The decoder and tokenizer of a GGUF file, or of a folder in the Hugging Face layout (config, safetensors, tokenizer.json).
 
+    `quantize` stores the matrices in fewer bits, see `mmsdk.decoder.quantised`.
     Raises WeightsError for files that are missing or damaged, ModelError for a model that cannot be run.
     """
     if path.is_dir():
-        decoder, tokenizer = read_decoder(path, dtype), read_tokenizer(path)
+        decoder, tokenizer = read_decoder(path, dtype, quantize), read_tokenizer(path)
         tokenizer.fit(decoder.config.vocabulary, f"{path}: the tensor {HUGGINGFACE.embedding!r}")
         return decoder, tokenizer
-    config, state, tokenizer = read_gguf(path, dtype)
-    return Decoder.of(config, state), tokenizer
+    return gguf_decoder(path, dtype, quantize)
 
 
 def read_config(fields: Fields) -> DecoderConfig:
@@ -56,14 +57,14 @@ def read_config(fields: Fields) -> DecoderConfig:
     return cast(Family, plugins.find(PACKAGE, kind)).decoder_config(fields)
 
 
-def read_decoder(folder: Path, dtype: torch.dtype) -> Decoder:
+def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
     """The decoder of a folder. Raises as `load_decoder` does, also for tensors that are left over."""
     config, checkpoint = read_config(read_fields(folder / "config.json")), open_checkpoint(folder)
     spare = {HUGGINGFACE.head} if config.tied else set()
     unknown = sorted(name for name in checkpoint.files.keys() - used(HUGGINGFACE, config) - spare if not name.endswith(".inv_freq"))
     if unknown:
         raise ModelError(f"{folder} holds a tensor {unknown[0]!r} that the decoder of its config has no use for")
-    return Decoder.of(config, assemble(HUGGINGFACE, config, checkpoint, dtype))
+    return put_together(HUGGINGFACE, config, checkpoint, dtype, quantize)
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:

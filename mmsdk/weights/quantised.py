@@ -1,0 +1,72 @@
+"""A decoder read straight into fewer bits: one matrix at a time is wide, and none where the file holds the very codes already.
+
+GGUF's Q4_0 and Q4_1 are int4, code by code. Its Q8_0 has a scale for every 32 weights and int8 one a row, so that it is read and rounded
+again, as every other block format is.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.quantised import place, rounded, scheme_of
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.quant.int4 import Int4
+from mmsdk.quant.int8 import Int8
+from mmsdk.quant.types import Quantize, Scheme
+from mmsdk.tokenizer import TextTokenizer
+from mmsdk.weights.gguf import open_gguf
+from mmsdk.weights.names import GGUF, Names, Source, expected, joined, shape_of
+
+__all__ = ["Codes", "gguf_decoder", "no_codes", "put_together"]
+
+Codes = Callable[[str], Int4 | None]
+"""A tensor of a checkpoint as int4 where it is stored like this."""
+
+
+def no_codes(name: str) -> None:
+    """Of a checkpoint that holds numbers only."""
+
+
+def gguf_decoder(path: Path, dtype: torch.dtype, quantize: Quantize, wide: frozenset[str] = frozenset()) -> tuple[Decoder, TextTokenizer]:
+    """The decoder and the tokenizer of a GGUF file; see `put_together`. Raises as `mmsdk.weights.gguf.open_gguf` does."""
+    config, source, tokenizer = open_gguf(path)
+    return put_together(GGUF, config, source, dtype, quantize, source.int4, wide), tokenizer
+
+
+def put_together(
+    names: Names,
+    config: DecoderConfig,
+    source: Source,
+    dtype: torch.dtype,
+    quantize: Quantize,
+    codes: Codes = no_codes,
+    wide: frozenset[str] = frozenset(),
+) -> Decoder:
+    """A decoder from a checkpoint's tensors, its matrices as `quantize` says, everything else in `dtype`.
+
+    `wide` names tensors of the decoder that are left in `dtype` all the same, because they are still to change (`quantise` rounds them
+    later). Raises ModelError where the tensors do not fit together, or cannot be quantised because they are not finite.
+    """
+    table = expected(names, config)
+    schemes = {ours: scheme_of(ours, config, quantize) if ours not in wide else "none" for ours in table}
+    # What is to be rounded has a place without memory until then.
+    state = {
+        ours: joined(source, theirs, dtype) if schemes[ours] == "none" else torch.empty(shape_of(source, theirs), device="meta")
+        for ours, theirs in table.items()
+    }
+    decoder = Decoder.of(config, state)
+    for ours, theirs in table.items():
+        scheme = schemes[ours]
+        if scheme != "none":
+            place(decoder, ours, _matrix(source, theirs, scheme, codes))
+    return decoder
+
+
+def _matrix(source: Source, theirs: tuple[str, ...], scheme: Scheme, codes: Codes) -> Int4 | Int8:
+    stored = [codes(name) for name in theirs] if scheme == "int4" else []
+    ready = [part for part in stored if part is not None]
+    if stored and len(ready) == len(theirs):
+        return Int4.stacked(ready)
+    return rounded(joined(source, theirs, torch.float32), scheme)
