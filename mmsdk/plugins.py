@@ -4,19 +4,22 @@ A plugin is one file holding one frozen dataclass, named alone in the file's `__
 There is no registry: a file that is there is available, under its own name.
 """
 
+import ast
 import difflib
 import math
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Parameter, signature
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from mmsdk.errors import PluginError
 
-__all__ = ["Spec", "available", "build", "find", "knobs", "load", "parse"]
+__all__ = ["Spec", "about", "available", "build", "find", "knobs", "load", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,15 @@ def parse(text: str) -> Spec:
             raise PluginError(f"{text!r} sets {knob!r} twice")
         pairs[knob] = value
     return Spec(name, amount, tuple(pairs.items()))
+
+
+def about(package: str, name: str) -> str:
+    """The first line of a plugin file's docstring, read without importing it: some need seconds for that. "" where it has none."""
+    spec = find_spec(f"{package}.{name}")
+    if spec is None or spec.origin is None:
+        raise PluginError(f"{package} has no {name!r}{_near(name, available(package))}")
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
 
 
 def find(package: str, name: str) -> types.ModuleType:

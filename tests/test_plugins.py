@@ -165,5 +165,13 @@ def test_knobs_are_listed_with_their_defaults(package: str) -> None:
     assert (listed["layer"], listed["ratio"], listed["by"]) == ("required", "0.5", "'norm'")
 
 
+def test_what_a_plugin_is_about_is_read_without_running_it(package: str, tmp_path: Path) -> None:
+    (tmp_path / package / "slow.py").write_text('"""Slow: it takes its time.\n\nMore."""\nraise RuntimeError("this file was run")\n')
+    assert plugins.about(package, "slow") == "Slow: it takes its time."
+    assert plugins.about(package, "plain") == "Plain." and plugins.about(package, "function") == ""
+    with pytest.raises(PluginError, match="did you mean 'plain'"):
+        plugins.about(package, "plian")
+
+
 def test_an_amount_is_left_to_the_caller(package: str) -> None:
     assert dataclasses.is_dataclass(plugins.build(package, plugins.parse("plain:64")))

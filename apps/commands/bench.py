@@ -5,7 +5,6 @@ To keep a result: `mmsdk bench NAME --json > benchmarks/results/NAME.json`.
 """
 
 import argparse
-import inspect
 import json
 import shlex
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ class Bench(Protocol):
 def run(args: argparse.Namespace) -> int:
     """Print a result as a table or as one JSON object; without a name, print what there is."""
     if args.name is None:
-        rows: list[dict[str, Cell]] = [{"bench": name, "about": _about(name)} for name in plugins.available(PACKAGE)]
+        rows: list[dict[str, Cell]] = [{"bench": name, "about": plugins.about(PACKAGE, name)} for name in plugins.available(PACKAGE)]
         print(json.dumps({"benches": rows}) if args.json else table(rows, terminal_width()))
         return 0
     text = _knob(args.name, "compile_only=true") if args.compile_only else args.name
@@ -73,8 +72,3 @@ def _readable(result: Mapping[str, object]) -> str:
 
 def _line(value: object) -> str:
     return ", ".join(f"{key} {part}" for key, part in value.items() if part != "") if isinstance(value, dict) else str(value)
-
-
-def _about(name: str) -> str:
-    text = inspect.getdoc(plugins.find(PACKAGE, name)) or ""
-    return text.splitlines()[0] if text else ""

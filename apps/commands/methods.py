@@ -1,7 +1,6 @@
 """`mmsdk methods`: what can be chosen by name, its knobs, and the first line of its description."""
 
 import argparse
-import inspect
 import json
 
 from mmsdk import plugins
@@ -21,6 +20,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(family: str, package: str, name: str) -> dict[str, Cell]:
-    about = inspect.getdoc(plugins.find(package, name)) or ""
     knobs = ",".join(f"{knob}={default}" for knob, default in plugins.knobs(package, name).items())
-    return {"family": family, "name": name, "knobs": knobs, "about": about.splitlines()[0] if about else ""}
+    return {"family": family, "name": name, "knobs": knobs, "about": plugins.about(package, name)}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def test_the_doctor_tells_of_weights_and_of_what_brings_them(
     told = findings(capsys)
     assert told["weights mini/encoder"]["detail"] == str(mini_encoder) and told["weights mini/adapter"]["state"] == "ok"
     assert told["npm"]["state"] == "absent" and "Node.js" in told["npm"]["detail"]
+
+
+def test_the_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    extras = tomllib.loads((bench.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert main(["doctor", "--json"]) == 0
+    assert {f"extra {name}" for name in extras} <= findings(capsys).keys()
 
 
 def test_a_cache_folder_that_cannot_be_is_broken(
