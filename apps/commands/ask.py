@@ -75,5 +75,4 @@ def _told(answer: Answer, model: str) -> dict[str, object]:
         "tokens": dataclasses.asdict(answer.tokens),
         "timings_ms": {stage: round(ms, 2) for stage, ms in dataclasses.asdict(answer.timings).items()},
         "seed": answer.seed,
-        "precision": answer.precision,
     }
