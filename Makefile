@@ -22,6 +22,7 @@ help: ## say what there is
 
 demo: $(VENV)/core ## a real model answers questions about three pictures and a clip; annotated pictures go to demo/
 	@$(BIN)/mmsdk demo
+	@echo 'ask about your own: $(BIN)/mmsdk ask PATH... "question"'
 
 test: check ## every check, then every test
 	$(BIN)/pytest

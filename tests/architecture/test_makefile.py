@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MADE = ["build/check", "build/lib", "build/bdist.linux-x86_64"]
+ANSWERED = 'answered\nask about your own: .venv/bin/mmsdk ask PATH... "question"\n'
 PYTHON = """#!/bin/sh
 echo "$*" >> calls
 case "$*" in
@@ -68,13 +69,13 @@ def test_a_python_that_is_too_old_is_told_with_what_was_looked_for(bare: Path) -
 def test_a_python_that_can_make_no_environment_is_passed_over_or_told(bare: Path) -> None:
     done = make(bare, "PYTHON=./bare", "demo")
     assert done.returncode != 0 and "apt install python3-venv" in done.stderr and not (bare / ".venv").exists()
-    assert make(bare, "PYTHON=./bare ./whole", "demo").stdout.endswith("answered\n")
+    assert make(bare, "PYTHON=./bare ./whole", "demo").stdout.endswith(ANSWERED)
 
 
 def test_the_second_run_sets_nothing_up_and_a_changed_project_only_installs(bare: Path) -> None:
-    assert make(bare, "PYTHON=./whole", "demo").stdout.endswith("answered\n")
+    assert make(bare, "PYTHON=./whole", "demo").stdout.endswith(ANSWERED)
     assert calls(bare, "") > 0
-    assert make(bare, "demo").stdout == "answered\n"
+    assert make(bare, "demo").stdout == ANSWERED
     assert calls(bare, "") == 0
     later = (bare / ".venv" / "core").stat().st_mtime + 5
     os.utime(bare / "pyproject.toml", (later, later))
@@ -94,7 +95,7 @@ def test_what_an_interrupted_set_up_left_is_made_anew(bare: Path, left: str) -> 
     else:
         shutil.copy(bare / "whole", python)
     done = make(bare, "PYTHON=./whole", "demo")
-    assert done.stdout.endswith("answered\n"), done.stderr
+    assert done.stdout.endswith(ANSWERED), done.stderr
     assert calls(bare, "-m venv") == 1
 
 
@@ -102,7 +103,7 @@ def test_a_download_that_fails_says_what_to_do_and_the_next_run_goes_on(bare: Pa
     done = make(bare, "PYTHON=./whole", "demo", OFFLINE="1")
     assert done.returncode != 0 and "Check the network" in done.stderr and "run make again" in done.stderr
     assert calls(bare, "-m venv") == 1
-    assert make(bare, "PYTHON=./whole", "demo").stdout.endswith("answered\n")
+    assert make(bare, "PYTHON=./whole", "demo").stdout.endswith(ANSWERED)
     assert calls(bare, "-m venv") == 0
 
 
