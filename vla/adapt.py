@@ -115,7 +115,7 @@ def _converted(source: Command, target: Command, contract: Contract, actions: Te
     conversion = Conversion(source.feature, target.feature)
     if source.meaning == target.meaning:
         return conversion(values) if source.meaning == "absolute" else conversion.difference(values)
-    origin = state[contract.state_columns(source.measured or target.measured)].to(values)
+    origin = _measured(source, contract, state).to(values)
     summed = values.cumsum(0) if source.meaning == "step" else values
     absolute = summed if source.meaning == "absolute" else origin + summed
     if target.meaning == "absolute":
@@ -123,6 +123,13 @@ def _converted(source: Command, target: Command, contract: Contract, actions: Te
     if target.meaning == "relative":
         return conversion.difference(absolute - origin)
     return conversion.difference(torch.diff(absolute, dim=0, prepend=origin[None]))
+
+
+def _measured(command: Command, contract: Contract, state: Tensor) -> Tensor:
+    """Where a state measures a command's feature, as the command means it: a gripper by what both say is opened and closed."""
+    values = state[contract.state_columns(command.measured)]
+    known = {feature.name: feature for feature in contract.state}[command.measured]
+    return Conversion(known, replace(command.feature, binary=False))(values) if command.feature.kind == "gripper" else values
 
 
 def _check_meanings(made: Command, taken: Command) -> None:

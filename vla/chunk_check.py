@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.errors import SafetyError
-from mmsdk.vla.contract import Contract
+from mmsdk.vla.contract import Command, Contract
+from mmsdk.vla.equivalent import in_range, nearest, no_rotation
 
 __all__ = ["OnViolation", "Violation", "check_chunk", "kept"]
 
@@ -35,9 +36,21 @@ class Violation:
 def check_chunk(contract: Contract, actions: Float[Tensor, "h a"], before: Float[Tensor, "k b"]) -> tuple[Violation, ...]:
     """Every limit that the actions break, earliest first. `before` are the last commands sent, newest last: the seam is checked too.
 
-    Range, speed, acceleration and jerk, from differences between commands at the contract's rate. Raises SafetyError for a wrong number
-    of numbers, no actions, and what is not finite: such a chunk is of no use at all.
+    Range, speed, acceleration and jerk, from differences between commands at the contract's rate; rotations under the name nearest to the
+    command before. Raises SafetyError for a wrong number of numbers, no actions, what is not finite, and what is no rotation: such a chunk
+    is of no use at all.
     """
+    _check_usable(contract, actions)
+    values, tracks = _spelt(contract, actions.double(), before.double())
+    found: list[Violation] = []
+    for command, place, column in contract.each_command():
+        feature, name = command.feature, f"{command.feature.name}[{place}]"
+        found += _beyond(name, "value", values[:, column], feature.low[place], feature.high[place])
+        found += _too_fast(name, command, tracks[:, column], len(actions), contract.rate)
+    return tuple(sorted(found, key=lambda violation: violation.step))
+
+
+def _check_usable(contract: Contract, actions: Tensor) -> None:
     if actions.ndim != 2:
         raise SafetyError(f"a chunk of shape {tuple(actions.shape)}; expected actions x {contract.action_size} numbers")
     if actions.shape[0] == 0 or actions.shape[1] != contract.action_size:
@@ -46,26 +59,44 @@ def check_chunk(contract: Contract, actions: Float[Tensor, "h a"], before: Float
     if not bool(actions.isfinite().all()):
         step, column = (int(place) for place in (~actions.isfinite()).nonzero()[0])
         raise SafetyError(f"a chunk that is not finite, first at step {step}, number {column}")
+    for command in contract.action:
+        rows = actions[:, contract.action_columns(command.feature.name)].double().tolist() if command.turns else []
+        for step, row in enumerate(rows):
+            if told := no_rotation(command.feature, row):
+                raise SafetyError(f"a chunk that is no rotation, first at step {step}: {told}")
+
+
+def _spelt(contract: Contract, actions: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """The actions as they would be sent, and the track of all commands, each rotation under the name nearest to the one before it."""
+    values, track = actions.clone(), torch.cat((before, actions))
+    for command in contract.action:
+        if command.turns:
+            feature, columns = command.feature, contract.action_columns(command.feature.name)
+            rows: list[list[float]] = track[:, columns].tolist()
+            for step in range(1, len(rows)):
+                rows[step] = nearest(feature, rows[step], rows[step - 1])
+            track[:, columns] = track.new_tensor(rows)
+            values[:, columns] = values.new_tensor([in_range(feature, row) for row in rows[len(before) :]])
+    return values, track
+
+
+def _too_fast(name: str, command: Command, track: Tensor, count: int, rate: float) -> list[Violation]:
+    """Speed, acceleration and jerk of one number, whose last `count` values are the chunk's."""
+    limits = {"speed": command.speed, "acceleration": command.acceleration, "jerk": command.jerk}
     found: list[Violation] = []
-    for command, place, column in contract.each_command():
-        feature, name = command.feature, f"{command.feature.name}[{place}]"
-        values = actions[:, column].double()
-        found += _beyond(name, "value", values, feature.low[place], feature.high[place])
-        track = torch.cat((before[:, column].double(), values))
-        limits = {"speed": command.speed, "acceleration": command.acceleration, "jerk": command.jerk}
-        if command.control == "effort":
-            limits = {"speed": command.speed}
-        elif command.moves:
-            # what is commanded is the speed already, or as much of it as fits in a tick
-            track = track * contract.rate if command.meaning == "step" else track
-            del limits["speed"]
-            found += _beyond(name, "speed", track[before.shape[0] :], -command.speed, command.speed)
-        for limit, allowed in limits.items():
-            track = track.diff() * contract.rate
-            # at the front are differences between what was sent before, and none at all where little was
-            shown = track[-values.shape[0] :]
-            found += _beyond(name, limit, shown, -allowed, allowed, values.shape[0] - shown.shape[0])
-    return tuple(sorted(found, key=lambda violation: violation.step))
+    if command.control == "effort":
+        limits = {"speed": command.speed}
+    elif command.moves:
+        # what is commanded is the speed already, or as much of it as fits in a tick
+        track = track * rate if command.meaning == "step" else track
+        del limits["speed"]
+        found += _beyond(name, "speed", track[len(track) - count :], -command.speed, command.speed)
+    for limit, allowed in limits.items():
+        track = track.diff() * rate
+        # at the front are differences between what was sent before, and none at all where little was
+        shown = track[-count:]
+        found += _beyond(name, limit, shown, -allowed, allowed, count - shown.shape[0])
+    return found
 
 
 def kept(actions: Float[Tensor, "h a"], violations: Sequence[Violation], policy: OnViolation) -> Float[Tensor, "k a"]:

@@ -123,7 +123,8 @@ class Command:
     that the policy saw; "step", what is added in this tick, whose range is then that of the step. `measured` names the state feature in
     which the robot reports the position; absolute positions cannot do without. `speed`, `acceleration` and `jerk` are of the motion, in
     its unit per s, s^2 and s^3, whether positions or velocities are commanded (of an effort only `speed` counts, the limit of its
-    change). `lag` is how far the measured position may be from the commanded one.
+    change). `lag` is how far the measured position may be from the commanded one before the robot counts as blocked and holds where it is
+    measured; a gripper may be any distance away, for an object between its fingers keeps it there.
     """
 
     feature: Feature
@@ -152,6 +153,11 @@ class Command:
     def moves(self) -> bool:
         """Whether its values are motions (velocities or steps), so that zero is standing still."""
         return self.control == "velocity" or self.meaning == "step"
+
+    @property
+    def turns(self) -> bool:
+        """Whether its values are rotations, of which each has several names (`mmsdk.vla.equivalent`), and not steps of one."""
+        return self.feature.kind == "rotation" and not self.moves
 
     @property
     def averages(self) -> bool:
@@ -224,9 +230,16 @@ class Contract:
         if command.measured not in named:
             raise InputError(f"measured by {command.measured!r}, but the state is {', '.join(named) or 'empty'}", item=item)
         measured, mine = named[command.measured], command.feature
+        if mine.kind == "gripper" and not command.moves:
+            # converted by what both say is opened and closed, whatever their units
+            if measured.kind != "gripper" or measured.size != mine.size:
+                raise InputError(f"a gripper is measured by a gripper of its size, not by the {measured.kind} {measured.name!r}", item=item)
+            return
         unit = {"velocity": f"{measured.unit}/s", "position": measured.unit}.get(command.control, mine.unit)
         if measured.size != mine.size or mine.unit != unit or (command.control == "position" and measured.layout != mine.layout):
             raise InputError(f"measured by {measured.name!r}, which differs in size, unit or layout", item=item)
+        if mine.kind == "gripper" and (measured.opened, measured.closed) != (mine.opened, mine.closed):
+            raise InputError(f"its steps and {measured.name!r}, which measures it, differ in what is opened and closed", item=item)
         if command.moves and any(high - low <= 2 * command.lag for low, high in zip(measured.low, measured.high, strict=True)):
             raise InputError(f"a lag of {command.lag} on both sides leaves nothing of the range of {measured.name!r}", item=item)
 

@@ -8,6 +8,7 @@ from math import inf
 import torch
 
 from mmsdk.vla.contract import Contract, Feature
+from mmsdk.vla.equivalent import follow
 from mmsdk.vla.types import Observation
 
 __all__ = ["Freshness"]
@@ -106,7 +107,8 @@ def _damage(features: tuple[Feature, ...], state: list[float]) -> str:
 
 
 def _moved(features: tuple[Feature, ...], before: Observation, after: Observation) -> bool:
-    """Whether the state has changed by more than a hundredth of a range (of 1, where it has none)."""
+    """Whether the state has changed by more than a hundredth of a range (of 1, where it has none), whatever rotations are called."""
     widths = [high - low for feature in features for low, high in zip(feature.low, feature.high, strict=True)]
-    scale = torch.tensor([width if width < inf else 1.0 for width in widths], dtype=torch.float64)
-    return bool(((after.state.double() - before.state.double()).abs() > _MOVED * scale).any())
+    was = before.state.double().tolist()
+    now = follow(features, after.state.double().tolist(), was)
+    return any(abs(new - old) > _MOVED * (width if width < inf else 1.0) for new, old, width in zip(now, was, widths, strict=True))

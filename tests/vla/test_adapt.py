@@ -100,6 +100,17 @@ def test_vr_27_a_gripper_command_that_is_not_finite_is_neither_opened_nor_closed
     assert Conversion(gripper(0, 1), gripper(0, 1, binary=True))(torch.tensor([[float("nan")]])).isnan().all()
 
 
+def test_vr_02_a_gripper_relative_to_what_was_seen_is_so_in_its_own_polarity() -> None:
+    """Measured from 0 (opened) to 1 (closed), moved by the policy from 1 to -1: a quarter closed is 0.5, and half a unit on is halfway."""
+    seen, made = gripper(0, 1), gripper(1, -1)
+    policy = Contract("policy", 20.0, (), (seen,), (Command(made, "position", "relative", "gripper"),))
+    robot = Contract("robot", 20.0, (), (seen,), (Command(seen, "position", "absolute", "gripper"),))
+    adapter, state = Adapter(policy, robot), torch.tensor([0.25], dtype=torch.float64)
+    actions = adapter.actions(torch.tensor([[-0.5], [1.0]], dtype=torch.float64), state)
+    torch.testing.assert_close(actions, torch.tensor([[0.5], [-0.25]], dtype=torch.float64))
+    torch.testing.assert_close(adapter.pending(actions, state), torch.tensor([[-0.5], [1.0]], dtype=torch.float64))
+
+
 def test_vr_02_a_gripper_without_polarity_does_not_load() -> None:
     with pytest.raises(InputError, match="never guessed"):
         feature("gripper", 1, "gripper", "fraction", low=0.0, high=1.0)

@@ -115,6 +115,27 @@ def test_the_tool_stays_in_its_box() -> None:
     assert any("workspace" in change for change in told)
 
 
+@pytest.mark.parametrize("control", ["effort", "velocity"])
+def test_a_workspace_is_not_kept_by_numbers_that_say_nothing_of_where_the_arm_is(control: str) -> None:
+    """Newton metres, or speeds that nothing measures, taken for joint angles: kinematics put the tool anywhere."""
+    box = Workspace((-1.0, -1.0, -1.0), (0.5, 1.0, 1.0))
+    pushes = Feature("joints", control, 3, "N m" if control == "effort" else "rad/s", (-5.0,) * 3, (5.0,) * 3)
+    contract = Contract("arm", 20.0, (), (), (Command(pushes, control, "absolute"),), box)
+    with pytest.raises(ModelError, match=r"hangs on joints\[0\], joints\[1\], joints\[2\], whose place nobody knows"):
+        Gate(contract, tool)
+
+
+def test_a_hand_of_efforts_leaves_the_arms_workspace_as_it_is() -> None:
+    """Kinematics that read the joints alone are kept, whatever the fingers push with."""
+    box = Workspace((-1.0, -1.0, -1.0), (0.5, 1.0, 1.0))
+    plain, push = planar_contract("position", workspace=box), Feature("grip", "effort", 1, "N", (-40.0,), (40.0,))
+    contract = replace(plain, action=(*plain.action, Command(push, "effort", "absolute")))
+    gate, start = Gate(contract, lambda rows: tool(rows[:, :3])), torch.tensor([1.2, 0.6, 0.5])
+    gate.start(start)
+    sent = torch.stack([gate.towards(torch.tensor([0.0, 0.0, 0.0, 30.0])).command for _ in range(60)])
+    assert float(tool(sent[:, :3])[:, 0].max()) <= 0.5 + 1e-6 and float(sent[-1, 3]) == 30.0 and float(sent[-1, 0]) < 1.1
+
+
 def test_the_arms_kinematics_are_those_of_its_links() -> None:
     joints = torch.tensor([[0.0, 0, 0], [pi / 2, 0, 0], [0.0, pi / 2, -pi / 2]], dtype=torch.float64)
     wanted = torch.tensor([[sum(LINKS), 0, 0], [0, sum(LINKS), 0], [LINKS[0] + LINKS[2], LINKS[1], 0]], dtype=torch.float64)
@@ -134,6 +155,58 @@ def test_a_robot_that_begins_again_is_where_it_is_measured_but_does_not_jump_by_
     assert torch.equal(gate.stop().command, HOME + 0.05)
     gate.start(HOME + 0.2)
     assert torch.equal(gate.stop().command, HOME + 0.2)
+
+
+def test_a_blocked_arm_is_held_where_it_is_measured_and_not_where_it_was_sent() -> None:
+    gate = started(planar_contract("position"))
+    for _ in range(20):
+        gate.towards(HOME + 1.0)
+    assert gate.measure(HOME) and (gate.stop().command - HOME).min() > 0.5, "without a measurement it would push on"
+    gate.hold(HOME)
+    held = torch.stack([gate.stop().command for _ in range(30)])
+    torch.testing.assert_close(held[-1], HOME, atol=1e-3, rtol=0)
+    assert not check_chunk(planar_contract("position"), held, held[:0]) and gate.measure(HOME) == ""
+    gate.hold(HOME - 0.1)
+    torch.testing.assert_close(gate.stop().command, HOME, atol=1e-3, rtol=0)
+
+
+def test_a_velocity_goes_on_from_where_an_arm_that_was_moved_is_measured() -> None:
+    gate = started(planar_contract("velocity"))
+    assert gate.measure(HOME + 0.8)
+    gate.hold(HOME + 0.8)
+    assert gate.measure(HOME + 0.8) == "" and not gate.stop().command.any()
+
+
+def hand(lag: float = 0.2) -> Contract:
+    """Commanded from 1 (opened) to -1 (closed), measured in metres between the fingers."""
+    width = Feature("width", "gripper", 1, "m", (0.0,), (0.08,), opened=0.08, closed=0.0)
+    grip = Feature("grip", "gripper", 1, "one", (-1.0,), (1.0,), opened=1.0, closed=-1.0)
+    return Contract("hand", 20.0, (), (width,), (Command(grip, "position", "absolute", "width", speed=20.0, lag=lag),))
+
+
+def test_vr_02_a_gripper_starts_as_wide_as_it_is_measured_by_its_own_polarity() -> None:
+    for metres, wanted in ((0.08, 1.0), (0.0, -1.0), (0.06, 0.5)):
+        gate = started(hand(), torch.tensor([metres], dtype=torch.float64))
+        assert float(gate.stop().command) == pytest.approx(wanted)
+
+
+def test_a_gripper_that_holds_something_goes_on_closing_when_everything_stops() -> None:
+    """Held at the measured width it would press no more, and drop what it holds; nor is the robot blocked for it."""
+    gate, around = started(hand(), torch.tensor([0.08])), torch.tensor([0.05])
+    for _ in range(5):
+        gate.towards(torch.tensor([-1.0]))
+        assert gate.measure(around) == ""
+    assert float(gate.stop(around).command) == -1.0
+    gate.hold(around)
+    assert float(gate.stop().command) == -1.0
+    gate.start(around)
+    assert float(gate.stop(around).command) == -1.0, "nor does it drop when motion begins anew"
+
+
+def test_a_gripper_is_measured_by_a_gripper() -> None:
+    far = Feature("width", "position", 1, "m", (0.0,), (0.08,))
+    with pytest.raises(InputError, match="a gripper is measured by a gripper"):
+        replace(hand(), state=(far,))
 
 
 def test_one_wild_measurement_is_not_where_a_robot_is() -> None:
