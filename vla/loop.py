@@ -5,7 +5,8 @@ report = loop.run(ticks=400)
 print(report)
 
 Every tick: observe, take in answers, ask anew where it is time, execute the next action of the plan. The gate has the last word on every
-command; where there is nothing to execute, or nothing may be, the robot comes to rest and stays there. No way leads around the gate.
+command; where there is nothing to execute, or nothing may be, the robot comes to rest and stays there. No way leads around the gate. A
+robot that is measured further from its command than its `lag` is blocked: the plan ends at once, and it is held where it is measured.
 What no loop can do is stop a robot while its own process hangs: a driver of velocities or efforts needs a dead-man of its own.
 """
 
@@ -81,6 +82,8 @@ class ControlLoop:
         self.requests = Requests(contract, worker(policy), plan(contract), pace, self.account, on_violation)
         self.warm = False
         self._standing: deque[Tensor] = deque(maxlen=contract.timing.recover)
+        self._astray: deque[Observation] = deque(maxlen=contract.timing.recover)
+        self._parted = ""
         self._watchdog, self._stale = contract.timing.watchdog, contract.timing.stale
         self._sent: deque[Tensor] = deque(maxlen=3)
         self._begun: float | None = None
@@ -148,7 +151,7 @@ class ControlLoop:
         self.requests.collect(self._number, now, self._sent)
         forbidden = self._forbidden(now)
         newest = self.freshness.newest
-        if self.estop.reason or self.freshness.latched or newest is None or not self.warm:
+        if self.estop.reason or self._parted or self.freshness.latched or newest is None or not self.warm:
             self.requests.forget()
         else:
             if forbidden:
@@ -195,6 +198,8 @@ class ControlLoop:
         self.gate.started = False
         self._sent.clear()
         self._standing.clear()
+        self._astray.clear()
+        self._parted = ""
 
     def _fresh(self) -> Observation:
         """A fresh observation, waited for before the loop runs."""
@@ -233,15 +238,30 @@ class ControlLoop:
             self.account.reasons[f"observation: {kind_of(fault)}"] += 1
 
     def _measured(self, observation: Observation) -> str:
+        """Whether the robot is where it was sent; what is wrong where it is not."""
         newest = self.freshness.newest
         if newest is not None and newest.stamp.captured == observation.stamp.captured:
             return ""
         if self.gate.started and self.warm:
-            return self.gate.measure(observation.state)
+            self._parted = self.gate.measure(observation.state)
+            self._wander(observation)
+            return self._parted
         self._standing.append(observation.state)
         if len(self._standing) == self._standing.maxlen and self.gate.agree(self._standing):
             self.gate.start(observation.state)
         return ""
+
+    def _wander(self, observation: Observation) -> None:
+        """Of measurements far from the command one may be damaged; where some in a row agree, something blocks the robot, or moves it."""
+        if not self._parted:
+            self._astray.clear()
+            return
+        captured = observation.stamp.captured
+        # the same one again is no second witness
+        if not self._astray or self._astray[-1].stamp.captured < captured or self._astray[-1].stamp.captured > self.clock.now():
+            self._astray.append(observation)
+            if len(self._astray) == self._astray.maxlen and self.gate.agree([each.state for each in self._astray]):
+                self.gate.hold(observation.state)
 
     def _forbidden(self, now: float) -> str:
         """Why nothing may be executed, "" where something may."""
@@ -251,6 +271,8 @@ class ControlLoop:
             return f"emergency stop: {self.estop.reason}"
         if not self.warm:
             return "the policy is not warm"
+        if self._parted:
+            return f"the robot is not where it was sent: {self._parted}"
         if stale:
             return f"stale: {stale}"
         if self.requests.ladder.effort == Effort.HOLD:
@@ -262,7 +284,7 @@ class ControlLoop:
     def _command(self, now: float, forbidden: str) -> Tick:
         if not self.gate.started or not self.warm:
             return Tick(self._number, now, None, forbidden or "the robot has not been measured")
-        action = None if forbidden else self.requests.pop()
+        action = None if forbidden else self.requests.pop(now)
         held = forbidden or ("" if action is not None else "no action is left")
         if action is None:
             newest = self.freshness.newest

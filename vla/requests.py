@@ -5,6 +5,7 @@ stamp it was asked with, and is a chunk that can be executed. All others are dro
 """
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ from mmsdk.vla.types import ActionChunk, Effort, Observation, Request, Stamp
 from mmsdk.vla.worker import Answer, Worker
 
 __all__ = ["Pace", "Requests", "kind_of"]
+
+_LONGEST = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """The request that is out: its stamp, when it was sent by the clock and by tick, and how much had been executed by then."""
+    """The request that is out: its stamp, when it was sent by the clock and by tick, and how much had been executed before the capture."""
 
     stamp: Stamp
     sent: float
@@ -69,6 +72,8 @@ class Requests:
         self._on_violation = on_violation
         self._awaited: _Awaited | None = None
         self._number = self._consumed = 0
+        # as far back as the capture of an observation that is not stale may lie
+        self._executed: deque[tuple[float, Tensor]] = deque(maxlen=int(min(contract.timing.stale * contract.rate, _LONGEST)) + 2)
         self._heard: float | None = None
         self._ran: dict[str, int] = {}
         worker.reset(self.episode)
@@ -92,10 +97,12 @@ class Requests:
             self._heard = now
         return now - self._heard
 
-    def pop(self) -> Float[Tensor, " a"] | None:
-        """The next action of the plan, from now on executed."""
+    def pop(self, now: float) -> Float[Tensor, " a"] | None:
+        """The next action of the plan, from `now` on executed."""
         action = self.plan.pop()
-        self._consumed += action is not None
+        if action is not None:
+            self._consumed += 1
+            self._executed.append((now, action))
         return action
 
     def ask_if_due(self, observation: Observation, tick: int, now: float) -> None:
@@ -105,7 +112,10 @@ class Requests:
             self.ask(observation, self.ladder.asked, tick, now, now + self.pace.deadline)
 
     def ask(self, observation: Observation, effort: Effort, tick: int, now: float, deadline: float) -> None:
-        """Send a request about this observation; its answer is awaited until the deadline. Raises ModelError where the policy is busy."""
+        """Send a request about this observation; its answer is awaited until the deadline. Raises ModelError where the policy is busy.
+
+        What is pending begins at the capture, as the answer will: with what has been executed since then.
+        """
         if self.worker.busy:
             raise ModelError("the policy is still at an earlier request; it is not asked twice at a time")
         self._number += 1
@@ -113,8 +123,11 @@ class Requests:
         stamp = replace(observation.stamp, episode=self.episode).asked(self._number, deadline, self.pace.seed + self._number)
         due = self._due(effort, tick)
         self._ran.update(dict.fromkeys(due, tick))
-        self.worker.submit(Request(replace(observation, stamp=stamp), self.plan.pending().clone(), self.delay.estimate, effort, due))
-        self._awaited = _Awaited(stamp, now, tick, self._consumed)
+        # after a clock was set back, what was executed before lies in the future, and is not counted
+        since = [action[None] for time, action in self._executed if stamp.captured <= time <= now]
+        pending = torch.cat((*since, self.plan.pending()))
+        self.worker.submit(Request(replace(observation, stamp=stamp), pending, self.delay.estimate, effort, due))
+        self._awaited = _Awaited(stamp, now, tick, self._consumed - len(since))
 
     def collect(self, tick: int, now: float, before: Sequence[Tensor]) -> None:
         """Take in what has arrived; `before` are the last commands sent, newest last."""
@@ -153,7 +166,7 @@ class Requests:
     def _put(self, chunk: ActionChunk, awaited: _Awaited, before: Sequence[Tensor]) -> str:
         if chunk.stamp != awaited.stamp:
             return "it carries another stamp than its request"
-        # counted in executed actions: a robot that stood still while it waited has nothing to skip
+        # counted in executed actions, from the capture on: a robot that stood still while it waited has nothing to skip
         skip = self._consumed - awaited.consumed
         # commands are the CPU's, wherever the policy runs
         actions = chunk.actions.detach().cpu()
@@ -161,16 +174,17 @@ class Requests:
             return f"a chunk of shape {tuple(actions.shape)}; expected rows of actions"
         if skip >= len(actions) > 0:
             return "all of it is past"
-        actions = actions[skip:]
         sent = torch.stack(list(before)) if before else actions.new_zeros(0, self.contract.action_size)
         try:
-            violations = check_chunk(self.contract, actions, sent)
+            violations = check_chunk(self.contract, actions[skip:], sent)
         except SafetyError as error:
             return str(error)
         for violation in violations[:1]:
             self.account.reasons[f"chunk: {violation.limit} of {violation.name}"] += 1
-        if not self.plan.merge(kept(actions, violations, self._on_violation), 0):
-            return f"nothing of it may be executed, {violations[0]}"
+        going = kept(actions[skip:], violations, self._on_violation)
+        # with what is past of it, for a plan's horizon counts from the capture too
+        if not self.plan.merge(actions[: skip + len(going)], skip):
+            return f"nothing of it may be executed, {violations[0]}" if violations else "all of it that the plan looks at is past"
         self.delay.add(skip)
         return ""
 

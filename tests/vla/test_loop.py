@@ -13,7 +13,7 @@ from mmsdk.vla.clock import SimulatedClock, SystemClock
 from mmsdk.vla.contract import Command, Contract, Feature, Timing
 from mmsdk.vla.envs.planar_arm import PlanarArm, planar_contract
 from mmsdk.vla.loop import ControlLoop, Pace
-from mmsdk.vla.plan import Plan, TemporalEnsemble, averaging
+from mmsdk.vla.plan import Plan, RecedingHorizon, TemporalEnsemble, averaging
 from mmsdk.vla.types import ActionChunk, Effort, Observation, Policy, Request, Robot, Stamp
 from mmsdk.vla.worker import Answer, Delayed, Threaded, Worker
 
@@ -189,6 +189,127 @@ def test_vr_16_a_late_reply_is_never_taken_for_the_next() -> None:
     assert ticked(loop, 1) == ["no action is left"] and loop.account.late == 1
     worker.answers = [answer(second, 0.41, 0.42)]
     assert ticked(loop, 1) == [""]
+
+
+@pytest.mark.parametrize("deadline", [0.2, 0.4])
+def test_vr_17_after_a_timeout_the_next_request_is_answered_and_the_deadline_is_the_configured_one(deadline: float) -> None:
+    """One answer never comes; what is asked next is sent, awaited as long as was said, and its answer executed."""
+    loop, worker, _, clock = scripted(pace=Pace(warm_up=0, deadline=deadline))
+    (first,) = worker.requests
+    asked = first.observation.stamp.captured
+    while len(worker.requests) == 1:
+        ticked(loop, 1)
+    assert clock.now() - asked == pytest.approx(deadline, abs=1.5 * DT) and loop.account.misses == 1
+    worker.answers = [answer(worker.requests[-1], 0.41, 0.42)]
+    assert ticked(loop, 1) == [""] and loop.account.misses == 1
+
+
+@pytest.mark.parametrize("late", [0, 2, 3])
+def test_a_chunk_is_as_old_as_its_observation_and_so_much_of_it_is_past(late: int) -> None:
+    """The camera is `late` ticks late. Each action is meant for a moment, and executed at that moment: .2 rad/s, by the clock."""
+    clock, moments = SimulatedClock(), list[tuple[float, float]]()
+    robot, seen = arm(clock), list[Observation]()
+    observe, apply = robot.observe, robot.apply
+
+    def delayed() -> Observation:
+        seen.append(observe())
+        return seen[max(0, len(seen) - 1 - late)]
+
+    def watched(action: torch.Tensor) -> None:
+        moments.append((clock.now(), float(action[0])))
+        apply(action)
+
+    class Timed(Reach):
+        def __call__(self, request: Request) -> ActionChunk:
+            self.asked.append(request)
+            times = request.observation.stamp.captured + DT * torch.arange(24, dtype=torch.float64)
+            actions = torch.tensor([0.0, 0.6, 0.5], dtype=torch.float64).repeat(24, 1)
+            actions[:, 0] = 0.4 + 0.2 * times
+            return ActionChunk(actions, request.observation.stamp)
+
+    robot.observe, robot.apply = delayed, watched  # type: ignore[method-assign]
+    policy = Timed()
+    loop = ControlLoop(robot, policy, HZ, clock=clock, pace=Pace(expert=4), worker=lambda policy: Delayed(policy, clock, lambda _: 0.06))
+    loop.warm_up()
+    ticked(loop, 60)
+    assert all(value == pytest.approx(0.4 + 0.2 * now, abs=1e-9) for now, value in moments[-25:])
+    last = policy.asked[-1]
+    assert float(last.pending[0, 0]) == pytest.approx(0.4 + 0.2 * last.observation.stamp.captured) and last.delay == late + 2
+
+
+@pytest.mark.parametrize("horizon", [2, 6])
+def test_a_plans_horizon_counts_from_the_capture_and_not_from_the_arrival(horizon: int) -> None:
+    """Two actions of it are past when a chunk arrives: of six that the plan looks at four are left, of two none."""
+    clock, worker = SimulatedClock(), Scripted()
+    loop = ControlLoop(
+        arm(clock), Reach(), HZ, clock=clock, pace=Pace(warm_up=0, expert=2), worker=lambda policy: worker,
+        plan=lambda contract: RecedingHorizon(averaging(contract), horizon=horizon),
+    )  # fmt: skip
+    loop.warm_up()
+    ticked(loop, 4)
+    worker.answers = [answer(worker.requests[-1], *[0.4 + 0.001 * k for k in range(20)])]
+    assert ticked(loop, 2) == ["", ""] and len(worker.requests) == 2
+    worker.answers = [answer(worker.requests[-1], *[0.4 + 0.001 * k for k in range(20)])]
+    assert ticked(loop, 1) == (["no action is left"] if horizon == 2 else [""])
+    assert len(loop.requests.plan.pending()) == (0 if horizon == 2 else 3) and loop.account.refused == (horizon == 2)
+
+
+# ------------------------------------------------------------------------------------------------- measured elsewhere
+
+
+def recorded(robot: PlanarArm) -> list[torch.Tensor]:
+    sent: list[torch.Tensor] = []
+    apply = robot.apply
+    robot.apply = lambda action: (sent.append(action), apply(action))[1]  # type: ignore[method-assign]
+    return sent
+
+
+def test_a_blocked_arm_is_held_where_it_is_measured() -> None:
+    """A wall at .8 rad; the policy pushes on. The plan ends as soon as the arm is half a radian behind, and the command comes back."""
+
+    class Walled(PlanarArm):
+        def _move(self) -> None:
+            super()._move()
+            self.joints[0] = min(self.joints[0], 0.8)
+
+    clock = SimulatedClock()
+    robot = Walled(planar_contract("position", HZ), clock)
+    loop = ControlLoop(robot, Reach(0.02), HZ, clock=clock, worker=lambda policy: Delayed(policy, clock, lambda request: 0.06))
+    sent = recorded(robot)
+    loop.warm_up()
+    held = ticked(loop, 80)
+    assert any(told.startswith("the robot is not where it was sent: joints[0]: measured 0.8") for told in held)
+    pushed = [float(command[0]) for command in sent]
+    assert max(pushed) < 0.8 + 0.5 + 0.08 and min(pushed[pushed.index(max(pushed)) :]) < 1.15
+    assert loop.account.reasons["held: the robot is not where it was sent"] >= 1
+
+
+def test_an_arm_that_somebody_moves_is_held_where_it_is_moved_to() -> None:
+    loop, _, robot, _ = scripted(Timing(watchdog=9.0), Pace(warm_up=0, deadline=9.0))
+    sent, observe = recorded(robot), robot.observe
+    there = torch.tensor([1.6, 0.6, 0.5], dtype=torch.float64)
+    robot.observe = lambda: replace(observe(), state=there)  # type: ignore[method-assign]
+    held = ticked(loop, 60)
+    assert held[0].startswith("the robot is not where it was sent") and held[-1] == "no action is left"
+    torch.testing.assert_close(sent[-1], there, atol=1e-3, rtol=0)
+    assert float(torch.stack(sent).diff(dim=0).abs().max()) <= 1.5 * DT + 1e-9
+
+
+@pytest.mark.parametrize("times", [1, 2, 6])
+def test_one_wild_measurement_stops_the_plan_but_is_not_followed(times: int) -> None:
+    """Nor is it when a driver hands out the same one again and again: it remains one witness."""
+    loop, worker, robot, _ = scripted(Timing(stale=0.5))
+    worker.answers = [answer(worker.requests[-1], *[0.4 + 0.001 * k for k in range(40)])]
+    assert ticked(loop, 3)[-1] == ""
+    sent, observe = recorded(robot), robot.observe
+    wild = replace(robot.observe(), state=torch.tensor([1.6, 0.6, 0.5], dtype=torch.float64))
+    wild = replace(wild, stamp=replace(wild.stamp, captured=wild.stamp.captured + 0.01))
+    robot.observe = lambda: wild  # type: ignore[method-assign]
+    held = ticked(loop, times)
+    assert all(told.startswith("the robot is not where it was sent") for told in held) and not len(loop.requests.plan.pending())
+    robot.observe = observe  # type: ignore[method-assign]
+    assert ticked(loop, 6)[-1] == "no action is left"
+    assert max(abs(float(command[0]) - 0.4) for command in sent) < 0.02
 
 
 def test_answers_with_another_stamp_or_out_of_order_are_dropped() -> None:
@@ -503,4 +624,5 @@ def test_vr_15_a_policy_that_hangs_leaves_the_robot_held_and_the_loop_alive() ->
     assert held[-1] and loop.account.misses == 1 and len(policy.asked) == 3
     let_go.set()
     after = ticked(loop, 60)
-    assert loop.account.late == 1 and "" in after and len(policy.asked) > 4
+    # on a machine with other work to do more than one may be late
+    assert loop.account.late >= 1 and "" in after and len(policy.asked) > 4
