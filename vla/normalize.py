@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmsdk.errors import ModelError
-from mmsdk.vla.statistics import Statistics
+from mmsdk.vla.statistics import Statistics, masked
 
 __all__ = ["NEEDS", "Mode", "Normalizer", "missing"]
 
@@ -44,7 +44,8 @@ class Normalizer:
 
     @classmethod
     def of(cls, mode: Mode, statistics: Statistics, plain: Bool[Tensor, " n"], eps: float = 1e-8, item: str = "features") -> "Normalizer":
-        """The normaliser of a mode. Numbers for which `plain` is True stay as they are (OpenVLA's grippers).
+        """The normaliser of a mode. Numbers for which `plain` is True stay as they are, and those that the statistics' own mask leaves out
+        (OpenVLA's grippers).
 
         Raises ModelError where statistics are missing or not finite, or are not one number for each of n.
         """
@@ -58,6 +59,10 @@ class Normalizer:
         first, second = (statistics[name].double() for name in NEEDS[mode])
         if first.shape != plain.shape or second.shape != plain.shape:
             raise ModelError(f"{item}: statistics of {first.shape[0]} and {second.shape[0]} numbers for {plain.shape[0]}")
+        left = masked(statistics, plain.shape[0])
+        if left.shape != plain.shape:
+            raise ModelError(f"{item}: a mask of {left.shape[0]} numbers for {plain.shape[0]}")
+        plain = plain | left
         width = second if mode == "mean_std" else second - first
         scale = torch.where(width < eps, ones, width + eps) / (1 if mode == "mean_std" else 2)
         shift = zeros if mode == "mean_std" else -ones

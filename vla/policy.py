@@ -13,6 +13,7 @@ from mmsdk.vla.adapt import Absent, Adapter, Names
 from mmsdk.vla.contract import Contract
 from mmsdk.vla.lint import Normalization, lint, not_finite, plain_columns
 from mmsdk.vla.normalize import Normalizer
+from mmsdk.vla.origin import Origin, prove
 from mmsdk.vla.types import ActionChunk, Request
 
 __all__ = ["Model", "RobotPolicy", "load_policy"]
@@ -72,17 +73,25 @@ def load_policy(
     names: Names = Names(),
     absent: Absent = "refuse",
     weights: Mapping[str, Tensor] | None = None,
+    samples: Float[Tensor, "b p"] | None = None,
+    origin: Origin | None = None,
 ) -> RobotPolicy:
     """Put a model to work on a robot, or say why not.
 
-    Raises ModelError with the linter's table where statistics do not fit the policy's contract, and naming tensors among `weights` that
-    are not finite; InputError where the two contracts do not match.
+    `samples` are states that the robot has reported while it moved, at least 20: with them it is proved that what it sends is not
+    normalised already. `origin` is what the checkpoint was made with, and one answer that it must still give. Raises ModelError with the
+    linter's table where statistics or samples do not fit the policy's contract, where the answer differs, and naming tensors among
+    `weights` that are not finite; InputError where the two contracts do not match. Warns of versions that differ.
     """
     broken = not_finite(weights or {})
     if broken:
         raise ModelError(f"weights with NaN or infinity: {', '.join(broken)}")
-    lint(policy, normalization).require()
     adapter = Adapter(policy, robot, names, absent)
+    rows = [] if samples is None else [adapter.state(row) for row in samples]
+    seen = torch.stack(rows) if rows else torch.zeros(0, policy.state_size)
+    lint(policy, normalization, {} if samples is None else {"state": seen}).require()
+    if origin is not None:
+        prove(model, origin)
     commands = [command.feature for command in policy.action]
     plain = plain_columns(policy.state, normalization.plain), plain_columns(commands, normalization.plain)
     state = Normalizer.of(normalization.state, normalization.statistics.get("state", {}), plain[0], normalization.eps, "state")

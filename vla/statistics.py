@@ -1,6 +1,7 @@
 """Statistics of a policy's training data, from the files that come with checkpoints of lerobot, openpi and OpenVLA.
 
-All become {"state": {...}, "action": {...}} of vectors by name: mean, std, min, max, q01, q99, q10, q90, as many as the file has.
+All become {"state": {...}, "action": {...}} of vectors by name: mean, std, min, max, q01, q99, q10, q90, as many as the file has; and
+mask, OpenVLA's: 1 for a number that is normalised, 0 for one that stays as it is (a gripper).
 """
 
 import json
@@ -8,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmsdk.errors import ModelError, WeightsError
 
-__all__ = ["Statistics", "choose", "parse_statistics", "read_statistics"]
+__all__ = ["Statistics", "choose", "masked", "parse_statistics", "read_statistics"]
 
 Statistics = Mapping[str, Float[Tensor, " n"]]
 """Vectors by the name of what they are: one number for every number of a state or an action."""
@@ -54,6 +55,11 @@ def parse_statistics(tree: object, key: str = "", item: str = "statistics") -> d
     return {_GROUPS[name]: _vectors(group, f"{item}: {name}") for name, group in groups.items() if name in _GROUPS}
 
 
+def masked(statistics: Statistics, size: int) -> Bool[Tensor, " m"]:
+    """Which of `size` numbers a mask leaves as they are; none where there is no mask."""
+    return statistics["mask"] == 0 if "mask" in statistics else torch.zeros(size, dtype=torch.bool)
+
+
 def choose(sets: Mapping[str, Mapping[str, object]], key: str, item: str) -> Mapping[str, object]:
     """One of several data sets' statistics. Without a key only where there is no choice. Raises ModelError, listing the keys."""
     if key in sets:
@@ -81,4 +87,9 @@ def _vectors(group: object, item: str) -> dict[str, Tensor]:
             if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
                 raise ModelError(f"{item}: {name} is no list of numbers")
             vectors[name] = torch.tensor(values, dtype=torch.float64)
+    if "mask" in group:
+        mask = group["mask"]
+        if not isinstance(mask, list) or not all(isinstance(value, bool) for value in mask):
+            raise ModelError(f"{item}: mask is no list of true and false")
+        vectors["mask"] = torch.tensor(mask, dtype=torch.float64)
     return vectors

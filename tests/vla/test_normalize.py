@@ -94,6 +94,21 @@ def test_statistics_of_three_projects_become_one(tree: dict[str, object], tmp_pa
     assert set(statistics) == {"state", "action"} and statistics["action"]["q99"].tolist() == [2.0, 5.0]
 
 
+def test_openvlas_mask_leaves_its_numbers_as_they_are(tmp_path: Path) -> None:
+    """Its own formula: np.where(mask, 0.5 (a + 1) (q99 - q01 + 1e-8) + q01, a)."""
+    mask, low, high = [True, True, False], np.array([-2.0, -3.0, 0.0]), np.array([2.0, 5.0, 0.9])
+    path = tmp_path / "dataset_statistics.json"
+    path.write_text(json.dumps({"bridge_orig": {"action": {"q01": low.tolist(), "q99": high.tolist(), "mask": mask}}}))
+    normalizer = Normalizer.of("quantiles", read_statistics(path)["action"], PLAIN)
+    made = np.array([[0.5, -1.0, 0.996], [-0.2, 0.3, 0.0]])
+    wanted = np.where(mask, 0.5 * (made + 1) * (high - low + 1e-8) + low, made)
+    np.testing.assert_allclose(normalizer.inverse(torch.from_numpy(made)).numpy(), wanted, atol=1e-12)
+    with pytest.raises(ModelError, match="mask is no list of true and false"):
+        parse_statistics({"action": {**STATE, "mask": [1, 0]}})
+    with pytest.raises(ModelError, match="a mask of 2 numbers for 3"):
+        Normalizer.of("quantiles", {**good(), "mask": torch.ones(2)}, PLAIN)
+
+
 def test_vr_25_of_several_data_sets_one_is_named() -> None:
     tree = {"bridge_orig": {"action": STATE}, "fractal": {"action": {**STATE, "mean": [9.0, 9.0]}}}
     with pytest.raises(ModelError, match="several data sets, and none was chosen; there is bridge_orig, fractal"):
@@ -184,6 +199,38 @@ def test_vr_01_values_that_were_normalised_before_are_noticed() -> None:
     assert looks_normalised(torch.from_numpy(raw[:50]), statistics) == []
     standard = statistics_of(generator.normal(0, 1, (300, 3)))
     assert looks_normalised(torch.from_numpy(generator.normal(0, 1, (80, 3))), standard) == []
+
+
+ARM = Feature("joints", "joint", 2, "deg", (-180.0,) * 2, (180.0,) * 2)
+DEGREES = Contract("degrees", 10.0, (), (ARM,), (Command(ARM, "position", "absolute", "joints"),))
+
+
+def degrees() -> np.ndarray:
+    generator = np.random.default_rng(6)
+    return np.stack((generator.normal(40, 12, 200), generator.uniform(-90, 120, 200)), axis=1)
+
+
+@pytest.mark.parametrize("mode", ["mean_std", "quantiles", "min_max"])
+def test_vr_01_a_robot_that_sends_normalised_states_does_not_load(mode: str) -> None:
+    statistics = statistics_of(degrees())
+    groups = {"state": {name: statistics[name] for name in NEEDS[mode]}}
+    normalization, raw = Normalization(mode, "identity", groups), torch.from_numpy(degrees())
+    assert load_policy(Still(), DEGREES, DEGREES, normalization, samples=raw)
+    twice = Normalizer.of(mode, statistics, torch.zeros(2, dtype=torch.bool))(raw)
+    with pytest.raises(ModelError, match=r"the policy is not loaded\nfeature[^$]*samples: raw +\[0, 1\] looks normalised"):
+        load_policy(Still(), DEGREES, DEGREES, normalization, samples=twice)
+    with pytest.raises(ModelError, match="samples: at least 20 rows +3 tell nothing"):
+        load_policy(Still(), DEGREES, DEGREES, normalization, samples=raw[:3])
+
+
+@pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
+def test_vr_01_statistics_of_data_that_was_normalised_do_not_load(mode: str) -> None:
+    """Somebody normalised the data first and took its statistics then: degrees around 0, a deviation of 1."""
+    raw = torch.from_numpy(degrees())
+    twice = statistics_of(Normalizer.of(mode, statistics_of(degrees()), torch.zeros(2, dtype=torch.bool))(raw).numpy())
+    with pytest.raises(ModelError, match=r"action\.joints +statistics of raw data +\[0, 1\] looks normalised already"):
+        load_policy(Still(), DEGREES, DEGREES, Normalization("identity", mode, {"action": twice}))
+    assert load_policy(Still(), DEGREES, DEGREES, Normalization("identity", mode, {"action": statistics_of(degrees())}))
 
 
 def test_the_share_of_clipped_values_under_quantiles_is_two_percent() -> None:
