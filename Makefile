@@ -46,7 +46,7 @@ clean: ## remove what was made here (fetched weights stay in the user's cache, w
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@set -e; for python in $(CANDIDATES); do \
+	@set -e; found=; recent=; for python in $(CANDIDATES); do \
 	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	    recent=$$python; if $$python -c 'import ensurepip, venv' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
