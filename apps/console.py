@@ -1,16 +1,31 @@
-"""Plain tables, in a terminal no wider than it is; anywhere else a row is a line, for programs to read."""
+"""What programs show: plain tables, in a terminal no wider than it is, and a word while a person waits.
+
+Anywhere else than in a terminal a row is a line, for programs to read, and nobody waits.
+"""
 
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 
-__all__ = ["Cell", "table", "terminal_width"]
+__all__ = ["Cell", "busy", "table", "terminal_width"]
 
 Cell = str | int | float | bool | None
 GAP = "  "
 NARROWEST = 12  # characters that a wrapped column keeps
+
+
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Say on stderr what takes a while, for as long as it does; nothing where stderr is no terminal."""
+    line = f"{text} ..." if sys.stderr is not None and sys.stderr.isatty() else ""
+    print(end=line, file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(end=f"\r{' ' * len(line)}\r" if line else "", file=sys.stderr, flush=True)
 
 
 def terminal_width() -> int | None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from mmsdk.answer import Answer
+from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
@@ -29,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     for path in paths:
         check(path)
     steps = args.compress or "identity"
-    pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize)
+    with busy(f"loading {args.model}"):
+        pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize)
     answer = (_whole if args.json else _streamed)(pipe, paths, question, config)
     for sight in answer.sights:
         for note in sight.notes:

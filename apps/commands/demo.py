@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmsdk.answer import Answer
-from mmsdk.apps.console import Cell, table, terminal_width
+from mmsdk.apps.console import Cell, busy, table, terminal_width
 from mmsdk.apps.demo import Asked, show
 from mmsdk.errors import InputError
 from mmsdk.pipeline import pipeline
@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     _check(folder)
     started = time.perf_counter()
-    pipe = pipeline("image-text-to-text", model=args.model)
+    with busy(f"loading {args.model}"):
+        pipe = pipeline("image-text-to-text", model=args.model)
     ready = time.perf_counter() - started
     rows: list[dict[str, Cell]] = []
 

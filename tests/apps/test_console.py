@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mmsdk.apps.console import NARROWEST, Cell, table, terminal_width
+from mmsdk.apps.console import NARROWEST, Cell, busy, table, terminal_width
 
 ROWS: list[dict[str, Cell]] = [
     {"name": "first", "n": 3, "share": 0.12345, "about": "a sentence that goes on for longer than a terminal is wide"},
@@ -41,6 +41,22 @@ def test_nothing_is_lost_and_no_column_is_wrapped_to_nothing(width: int) -> None
 
 def test_nothing_is_drawn_of_nothing() -> None:
     assert table([]) == "" == table([], 80)
+
+
+def test_a_person_at_a_terminal_is_told_what_takes_a_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with busy("loading"):
+        pass
+    assert capsys.readouterr().err == ""
+    reader, writer = os.openpty()
+    with monkeypatch.context() as patch, os.fdopen(writer, "w") as terminal:
+        patch.setattr(sys, "stderr", terminal)
+        with busy("loading"):
+            assert os.read(reader, 100) == b"loading ..."
+        assert os.read(reader, 100) == b"\r" + b" " * len("loading ...") + b"\r"
+        patch.setattr(sys, "stderr", None)
+        with busy("loading"):
+            pass
+    os.close(reader)
 
 
 def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
