@@ -103,13 +103,12 @@ class Int4Linear(nn.Module):
         """x times the transposed matrix, plus the bias, in the dtype of x."""
         flat = x.reshape(-1, self.inputs)
         out = self._streamed(flat) if len(flat) < _MANY else flat @ self.written_out(x.dtype)
-        out = out[:, : self.outputs].view(*x.shape[:-1], -1)
+        out = (out if out.shape[1] == self.outputs else out[:, : self.outputs]).view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
     def _streamed(self, x: Float[Tensor, "m i"]) -> Float[Tensor, "m r"]:
         rows = F.pad(x.bfloat16(), (0, self.tail)) if self.tail else x.bfloat16().contiguous()
-        out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.codes, self.group, self.scales.view(torch.bfloat16))
-        return out.to(x.dtype)
+        return torch._weight_int4pack_mm_for_cpu(rows, self.codes, self.group, self.scales.view(torch.bfloat16)).to(x.dtype)
 
     def written_out(self, dtype: torch.dtype) -> Float[Tensor, "i r"]:
         """The transposed matrix as numbers, with some rows more of the untransposed one."""
@@ -125,8 +124,7 @@ class Int4Linear(nn.Module):
 
 def _laid_out(codes: Int32[Tensor, "r k"]) -> UInt8[Tensor, "r half"]:
     """Codes as the kernel wants them, two a byte; whole tiles of rows do not depend on one another."""
-    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    return packed
+    return torch._convert_weight_to_int4pack_for_cpu(codes, 1)
 
 
 def _read_back(packed: UInt8[Tensor, "r half"], tile: int, neighbours: bool) -> UInt8[Tensor, "tiles k tile"]:

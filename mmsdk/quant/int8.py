@@ -84,8 +84,7 @@ class Int8Linear(nn.Module):
         rows = F.pad(x.bfloat16(), (0, self.tail)) if self.tail else x.bfloat16().contiguous()
         if rows.data_ptr() % _ALIGNED:
             rows = rows.clone()
-        out: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.codes, self.scales.view(torch.bfloat16))
-        return out.to(x.dtype)
+        return torch._weight_int8pack_mm(rows, self.codes, self.scales.view(torch.bfloat16)).to(x.dtype)
 
     def rows(self, which: slice | Int[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
         """Rows of the matrix as numbers, rounded once."""
