@@ -2,15 +2,22 @@
 
     compress=["tome:0.5", "simplecluster:0.2", "fastv:0.5"]
 
-The stages follow the data: one step inside the encoder, any number between encoder and decoder, one inside the decoder. Which stage a
-method belongs to is told by its protocol (`mmsdk.tokencomp.types`). Every amount is of what the step before it left.
+The stages follow the data: one step inside the encoder, any number on its features, any number on the embeddings that the projector
+makes of them, one inside the decoder. Which stage a method belongs to is told by its protocol and, for the two in the middle, by the side
+of the projector that it declares (`mmsdk.tokencomp.types`). Every amount is of what the step before it left.
 """
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Generic, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from mmsdk import plugins
 from mmsdk.errors import BudgetError, PluginError
@@ -18,7 +25,7 @@ from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.methods.identity import Identity
 from mmsdk.tokencomp.plan import untouched
-from mmsdk.tokencomp.types import Compressed, Compressor, Thinner
+from mmsdk.tokencomp.types import Compressed, Compressor, Side, Thinner
 from mmsdk.vision.shorten import Shortener
 from mmsdk.vision.types import VisualTokens
 
@@ -40,10 +47,16 @@ class Step(Generic[M_co]):
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """A visual input as it goes into the decoder, and how many of its tokens are left there after each cut."""
+    """A visual input as it goes into the decoder, and how many of its tokens are left there after each cut.
+
+    Positions count `counted` tokens of it, of which those at `places`, ascending, go in: all, unless the step inside the decoder has the
+    others keep their positions.
+    """
 
     compressed: Compressed
     counts: tuple[int, ...]
+    counted: int
+    places: Int[Tensor, " m"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +69,13 @@ class Compression:
     steps: tuple[Step[Method], ...] = ()
 
     def __post_init__(self) -> None:
-        stages = [_stage(step.method) for step in self.steps]
-        asked = ", ".join(f"{named(step.method)} ({stage})" for step, stage in zip(self.steps, stages, strict=True))
-        if stages != sorted(stages, key=_STAGES.index):
+        stages = [_stages(step.method) for step in self.steps]
+        asked = ", ".join(f"{named(step.method)} ({_STAGES[earliest]})" for step, (earliest, _) in zip(self.steps, stages, strict=True))
+        reached = accumulate((earliest for earliest, _ in stages), max)
+        if any(stage > latest for stage, (_, latest) in zip(reached, stages, strict=True)):
             raise PluginError(f"compression steps run {', then '.join(_STAGES)}; put {asked} in this order")
-        for stage in ("encoder", "decoder"):
-            if stages.count(stage) > 1:
+        for stage, steps in (("encoder", self.inside_encoder), ("decoder", self.inside_decoder)):
+            if len(steps) > 1:
                 raise PluginError(f"only one method can work inside the {stage}, not all of {asked}")
 
     @property
@@ -74,40 +88,59 @@ class Compression:
         """The step that thins inside the decoder, if there is one."""
         return tuple(Step(step.method, step.amount) for step in self.steps if isinstance(step.method, Thinner))
 
-    def __call__(self, tokens: Sequence[VisualTokens]) -> list[Compressed]:
+    @property
+    def before(self) -> "Compression":
+        """The steps that need no projector: up to the first that works behind it or inside the decoder."""
+        return Compression(self.steps[: self._turn])
+
+    @property
+    def behind(self) -> "Compression":
+        """The steps from there on, which are given the language model's embeddings."""
+        return Compression(self.steps[self._turn :])
+
+    @property
+    def asks(self) -> bool:
+        """Whether any step wants to know the question."""
+        return any(isinstance(step.method, Compressor) and step.method.asks for step in self.steps)
+
+    def __call__(self, tokens: Sequence[VisualTokens], query: Sequence[Float[Tensor, "_ d"]] | None = None) -> list[Compressed]:
         """Take a batch of visual inputs through the steps between encoder and decoder; each meets each step's budget by itself.
 
-        Raises BudgetError where an amount does not fit an input.
+        `query` are the embeddings of what each input is asked about, for the steps that ask. Raises BudgetError where an amount does not
+        fit an input, InputError where a method lacks what it scores by.
         """
         result = [untouched(item) for item in tokens]
         for step in self.steps:
             if isinstance(step.method, Compressor):
                 sources = [item.tokens for item in result]
-                shorter = step.method(sources, [Budget.of(step.amount, len(item)) for item in sources])
+                budgets = [Budget.of(step.amount, len(item)) for item in sources]
+                shorter = step.method(sources, budgets, query if step.method.asks else None)
                 result = [_joined(before, after) for before, after in zip(result, shorter, strict=True)]
         return result
 
-    def entering(self, tokens: Sequence[VisualTokens]) -> list[Entering]:
-        """What of a batch of visual inputs goes into the decoder, by the steps between and by the one inside it.
+    def entering(self, tokens: Sequence[VisualTokens], query: Sequence[Float[Tensor, "_ d"]] | None = None) -> list[Entering]:
+        """What of a batch of visual inputs goes into the decoder, by the steps between and by the one inside it; raises as they do."""
+        between = self(tokens, query)
+        if not self.inside_decoder:
+            return [_whole(item) for item in between]
+        (step,) = self.inside_decoder
+        sources = [item.tokens for item in between]
+        budgets = [Budget.of(step.amount, len(item)) for item in sources]
+        entered = step.method.enter(sources, budgets)
+        return [_entering(step.method, *one) for one in zip(between, entered, budgets, strict=True)]
 
-        Raises BudgetError where an amount does not fit an input, InputError where a method lacks what it scores by.
-        """
-        result = [Entering(item, ()) for item in self(tokens)]
-        for step in self.inside_decoder:
-            sources = [item.compressed.tokens for item in result]
-            budgets = [Budget.of(step.amount, len(item)) for item in sources]
-            entered = step.method.enter(sources, budgets)
-            counts = [step.method.counts(len(item.tokens), budget) for item, budget in zip(entered, budgets, strict=True)]
-            result = [
-                Entering(_joined(before.compressed, after), left) for before, after, left in zip(result, entered, counts, strict=True)
-            ]
-        return result
+    @property
+    def _turn(self) -> int:
+        """How many steps come before the projector."""
+        needs = [min(_stages(step.method)) >= _STAGES.index("projector") for step in self.steps]
+        return [*needs, True].index(True)
 
 
 CompressionSpec = str | Step[Method] | Compression | Sequence[str | Step[Method]]
 """What a user may write: a method with its amount, steps, or a list of either."""
 
-_STAGES = ("encoder", "projector", "decoder")
+_STAGES = ("encoder", "features", "projector", "decoder")
+_SIDES: Mapping[Side, tuple[int, int]] = MappingProxyType({"before": (1, 1), "behind": (2, 2), "either": (1, 2)})
 
 
 def compression(spec: CompressionSpec) -> Compression:
@@ -126,8 +159,9 @@ def named(method: Method) -> str:
     return type(method).__name__.lower()
 
 
-def _stage(method: Method) -> str:
-    return "encoder" if isinstance(method, Shortener) else "decoder" if isinstance(method, Thinner) else "projector"
+def _stages(method: Method) -> tuple[int, int]:
+    """The first and the last of the stages that a method can work at."""
+    return (0, 0) if isinstance(method, Shortener) else (3, 3) if isinstance(method, Thinner) else _SIDES[method.side]
 
 
 def _step(part: str | Step[Method]) -> Step[Method]:
@@ -136,7 +170,7 @@ def _step(part: str | Step[Method]) -> Step[Method]:
     asked = plugins.parse(part)
     method = plugins.build(METHODS, asked)
     if not isinstance(method, Shortener | Compressor | Thinner):
-        raise PluginError(f"{asked.name!r} in {METHODS} is no compressor")
+        raise PluginError(f"{asked.name!r} in {METHODS} is no compressor: it fulfils none of the protocols of the stages")
     if not asked.amount and not isinstance(method, Identity):
         raise BudgetError(f'{part!r} does not say how much to keep: write "{asked.name}:64" for a count or "{asked.name}:0.25" for a share')
     return Step(method, _amount(asked.amount or "1.0", part))
@@ -154,3 +188,17 @@ def _amount(text: str, part: str) -> int | float:
 
 def _joined(before: Compressed, after: Compressed) -> Compressed:
     return dataclasses.replace(after, audit=compose(before.audit, after.audit))
+
+
+def _whole(item: Compressed) -> Entering:
+    m = len(item.tokens)
+    return Entering(item, (), m, torch.arange(m, device=item.tokens.features.device))
+
+
+def _entering(method: Thinner, between: Compressed, entered: Compressed, budget: Budget) -> Entering:
+    m, assignment = len(entered.tokens), entered.audit.assignment
+    whole = _whole(_joined(between, entered))
+    if method.positions == "keep":
+        # those that enter are numbered in their order, and all others are -1: the places of the former end up last
+        whole = dataclasses.replace(whole, counted=len(between.tokens), places=assignment.argsort(stable=True)[len(assignment) - m :])
+    return dataclasses.replace(whole, counts=method.counts(m, budget))

@@ -9,6 +9,7 @@ Letters: s tokens of the whole prompt, n visual tokens of one input, d width.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -106,9 +107,18 @@ class Layout:
         """Tokens of the whole prompt."""
         return sum(self.lengths(counts))
 
-    def positions(self, counts: Sequence[int]) -> Int[Tensor, " s"]:
-        """Compact positions: 0, 1, 2, ... over what is really there, so that after compression nothing is skipped."""
-        return torch.arange(self.length(counts))
+    def positions(self, counts: Sequence[int], places: Sequence[Int[Tensor, " _"]] = ()) -> Int[Tensor, " s"]:
+        """Positions 0, 1, 2, ... over so many tokens of each input: compact where these are what is really there, so that none is skipped.
+
+        Where only some of them are, at `places` of each input, ascending, these and all words keep the positions that they would have if
+        all were there.
+        """
+        lengths = self.lengths(counts)
+        if not places:
+            return torch.arange(sum(lengths))
+        words = torch.arange(max(lengths, default=0), device=places[0].device)
+        runs = [words[:length] if isinstance(span, Ids) else places[span.media] for span, length in zip(self.spans, lengths, strict=True)]
+        return torch.cat([start + run for start, run in zip(accumulate(lengths, initial=0), runs, strict=False)])
 
     def visual(self, counts: Sequence[int]) -> Bool[Tensor, " s"]:
         """True where a visual token stands."""

@@ -1,14 +1,21 @@
-"""What a model sees of each question: media through the encoder, and what compression leaves of their tokens.
+"""What a model sees of each question: media through the encoder, through the projector, and what compression leaves of them on the way.
+
+    encode      pixels to the encoder's tokens
+    compress    the steps that need no projector
+    connect     to embeddings of the language model
+    enter       the steps behind the projector, which may be told the question, and what goes into the decoder
 
 A batch goes through together. A row that fails becomes its error and leaves the others alone.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mmsdk.answer import Sight
 from mmsdk.compress import Compression, Entering, Step, named
@@ -18,26 +25,30 @@ from mmsdk.prompt import Prompt
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import untouched
-from mmsdk.tokencomp.types import Audit
+from mmsdk.tokencomp.types import Audit, Compressed
 from mmsdk.vision.shorten import Shortened, Shortener, Shortening, ShorteningEncoder
 from mmsdk.vision.types import Media, Video, VisualTokens
 
-__all__ = ["Seen", "compress", "encode", "parted"]
+__all__ = ["Entered", "Seen", "asked", "compress", "connect", "encode", "enter", "parted"]
 
 Good = TypeVar("Good")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One visual input on its way to the decoder: how many tokens it has in full, what is left of them, and their story so far.
-
-    `counts` are the tokens that will be left after each cut inside the decoder.
-    """
+    """One visual input on its way to the decoder: how many tokens it has in full, what is left of them, and their story so far."""
 
     full: int
     tokens: VisualTokens
     sight: Sight
-    counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """One visual input in front of the decoder, its features being embeddings; see `mmsdk.compress.Entering` for counts and places."""
+
+    seen: Seen
+    entering: Entering
 
 
 def encode(vlm: VLM, prompts: Mapping[int, Prompt], compression: Compression = Compression()) -> dict[int, list[Seen] | MmsdkError]:
@@ -52,15 +63,45 @@ def encode(vlm: VLM, prompts: Mapping[int, Prompt], compression: Compression = C
 
 
 def compress(compression: Compression, seen: Mapping[int, Sequence[Seen]]) -> dict[int, list[Seen] | MmsdkError]:
-    """Thin each row's visual inputs to what goes into the decoder; a budget that does not fit is that row's error.
+    """Thin each row's visual inputs by the steps that need no projector; a budget that does not fit is that row's error.
 
     Inputs of all rows are planned for together; row by row only where one of them does not fit.
     """
-    try:
-        thinned = iter(_together(compression, [item for row in seen.values() for item in row]))
-    except InputError:
-        return {index: _thin(compression, index, row) for index, row in seen.items()}
-    return {index: [next(thinned) for _ in row] for index, row in seen.items()}
+
+    def thinned(items: Sequence[Seen], _: Sequence[int]) -> list[Seen]:
+        return [_left(*one) for one in zip(items, compression([item.tokens for item in items]), strict=True)]
+
+    return _together(seen, thinned)
+
+
+def connect(vlm: VLM, seen: Mapping[int, Sequence[Seen]]) -> dict[int, list[Seen]]:
+    """Project what is left of all inputs in one pass: features become embeddings of the language model."""
+    embedded = iter(vlm.connect([item.tokens for row in seen.values() for item in row]))
+    return {index: [_embedded(item, next(embedded)) for item in row] for index, row in seen.items()}
+
+
+def asked(vlm: VLM, prompts: Mapping[int, Prompt]) -> dict[int, Float[Tensor, "_ d"]]:
+    """The embeddings of each row's words, as the user wrote them, in the language model's space."""
+    ids = {index: vlm.tokenizer.encode(prompt.text) for index, prompt in prompts.items()}
+    device = next(vlm.decoder.parameters()).device
+    together = torch.tensor([[i for row in ids.values() for i in row]], dtype=torch.int64, device=device)
+    return dict(zip(ids, vlm.decoder.embed(together)[0].split([len(row) for row in ids.values()]), strict=True))
+
+
+def enter(
+    compression: Compression, seen: Mapping[int, Sequence[Seen]], questions: Mapping[int, Float[Tensor, "_ d"]]
+) -> dict[int, list[Entered] | MmsdkError]:
+    """Thin each row's embedded inputs to what goes into the decoder, together as `compress` does.
+
+    `questions` are looked at where a step asks, and may be none otherwise.
+    """
+
+    def entered(items: Sequence[Seen], rows: Sequence[int]) -> list[Entered]:
+        query = [questions[row] for row in rows] if compression.asks else None
+        entering = compression.entering([item.tokens for item in items], query)
+        return [Entered(_left(item, one.compressed), one) for item, one in zip(items, entering, strict=True)]
+
+    return _together(seen, entered)
 
 
 def parted(results: Mapping[int, Good | MmsdkError]) -> tuple[dict[int, Good], dict[int, MmsdkError]]:
@@ -111,18 +152,28 @@ def _seen(media: Media, tokens: VisualTokens) -> Seen:
     return Seen(len(tokens), tokens, Sight(media.source, tokens.grid, tokens.positions, tokens.saliency, audit, media.notes))
 
 
-def _thin(compression: Compression, index: int, row: Sequence[Seen]) -> list[Seen] | MmsdkError:
+def _together(
+    seen: Mapping[int, Sequence[Seen]], work: Callable[[Sequence[Seen], Sequence[int]], list[Good]]
+) -> dict[int, list[Good] | MmsdkError]:
+    """Work on the inputs of all rows, and the number of each one's row; row by row where that fails, to tell which it is."""
     try:
-        return _together(compression, row)
+        done = iter(work([item for row in seen.values() for item in row], [index for index, row in seen.items() for _ in row]))
+    except InputError:
+        return {index: _alone(index, row, work) for index, row in seen.items()}
+    return {index: [next(done) for _ in row] for index, row in seen.items()}
+
+
+def _alone(index: int, row: Sequence[Seen], work: Callable[[Sequence[Seen], Sequence[int]], list[Good]]) -> list[Good] | MmsdkError:
+    try:
+        return work(row, [index] * len(row))
     except InputError as error:
         return error.at(index)
 
 
-def _together(compression: Compression, seen: Sequence[Seen]) -> list[Seen]:
-    entering = compression.entering([item.tokens for item in seen])
-    return [_entered(*one) for one in zip(seen, entering, strict=True)]
+def _left(seen: Seen, compressed: Compressed) -> Seen:
+    audit = compose(seen.sight.audit, compressed.audit)
+    return Seen(seen.full, compressed.tokens, dataclasses.replace(seen.sight, audit=audit))
 
 
-def _entered(seen: Seen, entering: Entering) -> Seen:
-    audit = compose(seen.sight.audit, entering.compressed.audit)
-    return Seen(seen.full, entering.compressed.tokens, dataclasses.replace(seen.sight, audit=audit), entering.counts)
+def _embedded(seen: Seen, embeddings: Float[Tensor, "n d"]) -> Seen:
+    return dataclasses.replace(seen, tokens=dataclasses.replace(seen.tokens, features=embeddings))

@@ -24,7 +24,7 @@ from mmsdk.errors import InputError, MmsdkError
 from mmsdk.kv.types import KVCache
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Layout, Prompt, Slot
-from mmsdk.seeing import Seen, compress, encode, parted
+from mmsdk.seeing import Entered, asked, compress, connect, encode, enter, parted
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.intake import Source, load
@@ -75,7 +75,8 @@ class Clock:
 class Row:
     """One question ready for the decoder: its tokens before (`visual`) and after (`kept`) compression, and the prompt.
 
-    `spans` are the runs of words and of visual inputs in the prompt; without any it is all words.
+    `spans` are the runs of words and of visual inputs in the prompt; without any it is all words. `deep` is what the first layers add to
+    the visual tokens, zero at words.
     """
 
     visual: int
@@ -84,6 +85,7 @@ class Row:
     embeddings: Float[Tensor, "s d"]
     positions: Int[Tensor, " s"]
     spans: tuple[Span, ...] = ()
+    deep: tuple[Float[Tensor, "s d"], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +125,16 @@ def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room:
         with clock.stage("encode"):
             seen, unseen = parted(encode(vlm, prompts, compression))
         with clock.stage("compress"):
-            entering, unfit = parted(compress(compression, seen))
+            shorter, unfit = parted(compress(compression.before, seen))
         with clock.stage("prefill"):
-            rows, long = parted(assemble(vlm, prompts, entering, room, len(cuts)))
+            embedded = connect(vlm, shorter)
+        with clock.stage("compress"):
+            questions = asked(vlm, {index: prompts[index] for index in embedded}) if compression.asks else {}
+            entered, unmet = parted(enter(compression.behind, embedded, questions))
+        with clock.stage("prefill"):
+            rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts)))
             context, told = _prefilled(vlm.decoder, list(rows.values()), room, cuts) if rows else (None, [])
-    return Prepared(dict(zip(rows, told, strict=True)), {**errors, **unseen, **unfit, **long}, context)
+    return Prepared(dict(zip(rows, told, strict=True)), {**errors, **unseen, **unfit, **unmet, **long}, context)
 
 
 def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
@@ -141,27 +148,26 @@ def read(items: Sequence[Question], first: int = 0) -> dict[int, Prompt | InputE
 
 
 def assemble(
-    vlm: VLM, prompts: Mapping[int, Prompt], entering: Mapping[int, Sequence[Seen]], room: int, cuts: int = 0
+    vlm: VLM, prompts: Mapping[int, Prompt], entered: Mapping[int, Sequence[Entered]], room: int, cuts: int = 0
 ) -> dict[int, Row | InputError]:
-    """Connect what is left and put each prompt together, keeping `room` tokens free for the answer.
+    """Put each prompt together, keeping `room` positions free for the answer.
 
     A prompt that does not fit the model's context becomes an InputError that says what to do.
     """
-    embedded = iter(vlm.connect([item.tokens for row in entering.values() for item in row]))
     rows: dict[int, Row | InputError] = {}
-    for index, row in entering.items():
-        sight = [next(embedded) for _ in row]
+    for index, row in entered.items():
         layout = vlm.layout(prompts[index])
-        counts = tuple(len(item) for item in sight)
-        length = layout.length(counts)
+        counted = [item.entering.counted for item in row]
+        length = layout.length(counted)
         if length + room > vlm.context:
-            rows[index] = _too_long(index, length, sum(counts), room, vlm.context)
+            rows[index] = _too_long(index, length, sum(counted), room, vlm.context)
             continue
-        spans = _spans(layout, row, counts, cuts)
+        spans = _spans(layout, row, cuts)
         kept = sum(span.counts[-1] for span in spans if span.media >= 0)
-        embeddings = layout.embed(sight, vlm.decoder.embed, device_of(vlm))
-        sights = tuple(item.sight for item in row)
-        rows[index] = Row(sum(item.full for item in row), kept, sights, embeddings, layout.positions(counts), spans)
+        embeddings = layout.embed([item.seen.tokens.features for item in row], vlm.decoder.embed, device_of(vlm))
+        positions = layout.positions(counted, [item.entering.places for item in row])
+        sights = tuple(item.seen.sight for item in row)
+        rows[index] = Row(sum(item.seen.full for item in row), kept, sights, embeddings, positions, spans, _deep(layout, row, embeddings))
     return rows
 
 
@@ -173,21 +179,22 @@ def prefill(decoder: Decoder, rows: Sequence[Row], room: int) -> Context:
 def _prefilled(decoder: Decoder, rows: Sequence[Row], room: int, cuts: Sequence[Cut]) -> tuple[Context, list[Row]]:
     """The same, dropping tokens at the cuts; the rows then tell which."""
     whole = 1 + len(cuts)
-    laid = [Laid(row.embeddings, row.positions, row.spans or (Span(-1, (len(row.embeddings),) * whole),)) for row in rows]
+    laid = [Laid(row.embeddings, row.positions, row.spans or (Span(-1, (len(row.embeddings),) * whole),), row.deep) for row in rows]
     run, cache = prefilled(decoder, laid, cuts, room)
-    told = [_told(row, place, run, named(cuts[0].by)) for place, row in enumerate(rows)] if cuts else list(rows)
+    share = run.seconds / max(1, sum(len(row.sights) for row in rows))
+    told = [_told(row, place, run, named(cuts[0].by), share) for place, row in enumerate(rows)] if cuts else list(rows)
     return Context(run.hidden[:, -1], cache), told
 
 
-def _told(row: Row, place: int, run: Thinned, method: str) -> Row:
-    """The row with the tokens that the decoder dropped in its audits."""
+def _told(row: Row, place: int, run: Thinned, method: str, seconds: float) -> Row:
+    """The row with the tokens that the decoder dropped in its audits, each of which is given its share of the seconds."""
     entered, left = places(row.spans, 0, run.scores.shape[1]), places(row.spans, -1, run.origin.shape[1])
     sights = []
     for media, sight in enumerate(row.sights):
         kept = run.origin[place, left[media]] - entered[media].start
         assignment = kept.new_full((entered[media].stop - entered[media].start,), -1)
         assignment[kept] = torch.arange(len(kept), device=kept.device)
-        audit = compose(sight.audit, Audit(method, assignment, run.scores[place, entered[media]], run.seconds))
+        audit = compose(sight.audit, Audit(method, assignment, run.scores[place, entered[media]], seconds))
         # a method that chose in front of the decoder and inside it is one method
         name = sight.audit.method if sight.audit.method.split("+")[-1] == method else audit.method
         sights.append(dataclasses.replace(sight, audit=dataclasses.replace(audit, method=name)))
@@ -203,20 +210,30 @@ def _read(index: int, media: Source | Sequence[Source], words: str) -> Prompt | 
         return error.at(index)
 
 
-def _spans(layout: Layout, row: Sequence[Seen], counts: Sequence[int], cuts: int) -> tuple[Span, ...]:
+def _spans(layout: Layout, row: Sequence[Entered], cuts: int) -> tuple[Span, ...]:
     """The runs of the prompt, in order, with their tokens at first and after each cut."""
     return tuple(
-        Span(span.media, (counts[span.media], *row[span.media].counts))
+        Span(span.media, (len(row[span.media].seen.tokens), *row[span.media].entering.counts))
         if isinstance(span, Slot)
         else Span(-1, (len(span.ids),) * (1 + cuts))
         for span in layout.spans
     )
 
 
+def _deep(layout: Layout, row: Sequence[Entered], embeddings: Float[Tensor, "s d"]) -> tuple[Float[Tensor, "s d"], ...]:
+    """The deep features of all visual inputs where their tokens stand, by layer; an encoder has them for all inputs or for none."""
+
+    def nothing(ids: Int[Tensor, "1 s"]) -> Float[Tensor, "1 s d"]:
+        return embeddings.new_zeros(*ids.shape, embeddings.shape[1])
+
+    by_layer = zip(*(item.seen.tokens.deep for item in row), strict=True)
+    return tuple(layout.embed(features, nothing, embeddings.device) for features in by_layer)
+
+
 def _too_long(index: int, length: int, visual: int, room: int, context: int) -> InputError:
     return InputError(
-        f"the prompt has {length} tokens ({visual} of them visual) and the answer may take {room}, but the model holds {context}; "
-        "compress more, ask about fewer pictures or frames, or lower max_tokens",
+        f"the prompt takes {length} positions ({visual} of them visual) and the answer may take {room}, but the model holds {context}; "
+        "compress more in front of the decoder, ask about fewer pictures or frames, or lower max_tokens",
         item="prompt",
         index=index,
     )

@@ -45,6 +45,24 @@ def test_steps_run_in_order_and_the_audit_speaks_of_the_source() -> None:
     assert torch.equal(image.features[alive], result.tokens.features)
 
 
+def test_steps_part_where_the_projector_is_needed() -> None:
+    """What needs no side of it stays in front, where there is less to be projected."""
+    spec = compression(["tome:0.5", "random:0.5", "visionzip:0.5", "uniform:0.5", "cdpruner:0.5", "random:9", "fastv:0.5"])
+    assert spec.before.steps == spec.steps[:4] and spec.behind.steps == spec.steps[4:]
+    assert spec.asks and spec.behind.asks and not spec.before.asks
+    for plain in ("uniform:4", ["visionzip:0.5", "random:2"], "tome:0.5", []):
+        assert compression(plain).behind == Compression() and compression(plain).before == compression(plain)
+    assert compression("deft:4").before == Compression() == compression("simplecluster:4").before
+
+
+@pytest.mark.parametrize(
+    "spec", [["simplecluster:0.5", "visionzip:0.5"], ["uniform:0.5", "p4q:0.5", "evs:0.5"], ["fastv:0.5", "uniform:0.5"]]
+)
+def test_a_step_for_features_behind_one_for_embeddings_is_refused(spec: list[str]) -> None:
+    with pytest.raises(PluginError, match="encoder, then features, then projector, then decoder"):
+        compression(spec)
+
+
 @pytest.mark.parametrize("spec", ["uniform", "uniform:0", "uniform:-1", "uniform:1.5", "uniform:nan", "uniform:0.0", "uniform:many"])
 def test_impossible_amounts(spec: str) -> None:
     """PP-09: they are refused before any model is loaded."""

@@ -1,9 +1,10 @@
 """Compression at all three stages of a pipeline of real parts, small ones: exact, the same alone and together, told in one audit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.pipeline import Pipeline
 from mmsdk.stages import Clock, prepare
 from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.methods.cdpruner import CDPruner
 from mmsdk.tokencomp.methods.fastv import FastV
+from mmsdk.tokencomp.methods.p4q import P4Q
 from mmsdk.tokencomp.methods.random import Random
 from mmsdk.tokencomp.methods.tome import ToMe
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
@@ -40,6 +43,9 @@ SPECS: list[str | list[str]] = [
     ALL,
     ["tome:0.75", "deft:0.3"],
     ["random:0.5", "pyramiddrop:0.5"],
+    "cdpruner:0.4",
+    ["simplecluster:0.5", "p4q:0.5"],
+    ["uniform:0.75", "cdpruner:0.5,sign=positive", "deft:0.5"],
 ]
 
 
@@ -123,6 +129,21 @@ def test_each_input_meets_the_budget_and_the_prompt_is_what_entered(pipe: Pipeli
             assert torch.equal((audit.assignment >= 0).nonzero()[:, 0], best)
 
 
+@pytest.mark.parametrize("spec", ["fastv:0.25", "deft:0.25", "divprune:0.25"])
+def test_the_seconds_of_an_audit_are_the_inputs_own_share(pipe: Pipeline, spec: str) -> None:
+    """Six inputs of four rows, selected from together: what they took adds up to no more than the stages that it was part of."""
+    answers = pipe(
+        [(picture(0), "What?"), ([picture(1), picture(2), picture(3)], "Which?"), (picture(4), "What?"), (picture(5), "Who?")],
+        max_tokens=1,
+        compress=spec,
+    )
+    audits = [audit for answer in answers if isinstance(answer, Answer) for audit in answer.audit]
+    times = answers[0].timings  # type: ignore[union-attr]  # no row fails
+    assert len(audits) == 6 and min(audit.seconds for audit in audits) > 0
+    assert 1000 * sum(audit.seconds for audit in audits) <= times.compress + times.prefill
+    assert spec == "deft:0.25" or len({audit.seconds for audit in audits}) == 1
+
+
 def test_the_cache_is_really_smaller(pipe: Pipeline) -> None:
     """A batch of four: layers behind the cut hold and reserve the kept tokens alone."""
     items = [([picture(i), picture(i + 9)], "What is it?") for i in range(4)]
@@ -159,11 +180,55 @@ def test_a_row_that_a_stage_cannot_serve_is_that_rows_error(pipe: Pipeline) -> N
 class Counting:
     """Random, noting how many inputs each call has."""
 
+    side: ClassVar[Side] = "before"
+    asks: ClassVar[bool] = False
     calls: list[int]
 
-    def __call__(self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: torch.Tensor | None = None) -> list[Compressed]:
+    def __call__(
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[torch.Tensor] | None = None
+    ) -> list[Compressed]:
         self.calls.append(len(tokens))
         return Random()(tokens, budgets, query)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Random behind the projector, noting what each input is and what is asked about it."""
+
+    side: ClassVar[Side] = "behind"
+    asks: ClassVar[bool] = True
+    heard: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def __call__(
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[torch.Tensor] | None = None
+    ) -> list[Compressed]:
+        assert query is not None
+        self.heard.extend((item.features, words) for item, words in zip(tokens, query, strict=True))
+        return Random()(tokens, budgets)
+
+
+def test_behind_the_projector_each_input_is_embeddings_with_the_words_of_its_own_question(pipe: Pipeline) -> None:
+    told, vlm = Told([]), pipe.vlm
+    answers = pipe(ITEMS, max_tokens=8, compress=Step(told, 0.5))
+    expected = [(one, question) for media, question in ITEMS for one in (media if isinstance(media, list) else [media])]
+    for (one, question), (features, words) in zip(expected, told.heard, strict=True):
+        (embeddings,) = vlm.connect(vlm.encoder([one]))
+        torch.testing.assert_close(features, embeddings, rtol=1e-4, atol=1e-5)
+        assert torch.equal(words, vlm.decoder.embed(torch.tensor([vlm.tokenizer.encode(question)]))[0])
+    assert answers == pipe(ITEMS, max_tokens=8, compress="random:0.5")
+
+
+@pytest.mark.parametrize("method", [CDPruner(), P4Q()])
+def test_what_is_kept_depends_on_the_question(pipe: Pipeline, method: CDPruner | P4Q) -> None:
+    vlm, found = pipe.vlm, list[list[int]]()
+    (tokens,) = vlm.encoder([picture(0)])
+    embedded = replace(tokens, features=vlm.connect([tokens])[0])
+    for question in ("What is it?", "How many birds?", "Left or right of the red ball?"):
+        (sight,) = pipe(picture(0), question, max_tokens=1, compress=Step(method, 5)).sights
+        (alone,) = method([embedded], [Budget(5)], [vlm.decoder.embed(torch.tensor([vlm.tokenizer.encode(question)]))[0]])
+        assert torch.equal(sight.audit.assignment, alone.audit.assignment)
+        found.append(alone.audit.assignment.tolist())
+    assert found[0] != found[1] or found[1] != found[2]
 
 
 def test_rows_are_planned_for_together_and_one_by_one_only_where_one_does_not_fit(pipe: Pipeline) -> None:
@@ -181,9 +246,9 @@ def test_rows_are_planned_for_together_and_one_by_one_only_where_one_does_not_fi
 
 
 def test_steps_out_of_order_or_doubled_are_refused() -> None:
-    with pytest.raises(PluginError, match="encoder, then projector, then decoder"):
+    with pytest.raises(PluginError, match="encoder, then features, then projector, then decoder"):
         compression(["uniform:0.5", "tome:0.5"])
-    with pytest.raises(PluginError, match="encoder, then projector, then decoder"):
+    with pytest.raises(PluginError, match="encoder, then features, then projector, then decoder"):
         compression([Step(FastV(), 0.5), Step(Random(), 0.5)])
     with pytest.raises(PluginError, match="inside the decoder"):
         compression(["fastv:0.5", "deft:0.5"])

@@ -56,6 +56,18 @@ def test_a_time_in_words_stays_before_what_is_left_of_its_frame(counts: tuple[in
     assert layout.visual(counts).tolist() == [token >= 100 for token in expected]
 
 
+@pytest.mark.parametrize("left", [((), (), ()), ((0, 1, 2), (), (3,)), ((2,), (0, 3), (1, 2, 3)), ((0, 1, 2, 3),) * 3])
+def test_pp_06_what_is_left_of_timestamped_frames_keeps_its_places(left: tuple[tuple[int, ...], ...]) -> None:
+    """PP-06: none to all of each frame's four tokens; words follow in order, none where they did not stand, and no position twice."""
+    between = [span for frame in range(3) for span in (Ids((10 + frame, 9)), Slot(frame))]
+    layout = Layout((Ids((1,)), *between, Ids((5, 6))), media=3)
+    full = layout.positions([4, 4, 4]).tolist()
+    there = [True, *(here for kept in left for here in (True, True, *(i in kept for i in range(4)))), True, True]
+    places = [torch.tensor(kept, dtype=torch.int64) for kept in left]
+    assert layout.positions([4, 4, 4], places).tolist() == [position for position, here in zip(full, there, strict=True) if here]
+    assert layout.positions([len(kept) for kept in left]).tolist() == list(range(sum(there)))
+
+
 @pytest.mark.parametrize("slots", [(), (0,), (0, 0), (0, 2)])
 def test_a_layout_that_disagrees_with_its_prompt_is_refused(slots: tuple[int, ...]) -> None:
     """PB-02: a family's mistake is an error, not an off-by-one."""

@@ -1,4 +1,4 @@
-"""Plan, then apply: a method finds indices once, and they are applied to features, positions, weights and scores alike.
+"""Plan, then apply: a method finds indices once, and they are applied to features, positions, weights, scores and deep features alike.
 
 A method calls `keep` (pruning: which tokens stay) or `merge` (which group each token joins); both return the surviving tokens in
 reading order together with the audit.
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmsdk.errors import BudgetError
+from mmsdk.errors import BudgetError, InputError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.types import Audit, Compressed
 from mmsdk.vision.types import VisualTokens
@@ -19,11 +19,13 @@ from mmsdk.vision.types import VisualTokens
 __all__ = ["check", "keep", "merge", "reading_key", "untouched"]
 
 
-def check(tokens: Sequence[VisualTokens], budgets: Sequence[Budget]) -> None:
-    """Refuse a batch whose budgets cannot be met exactly; every method calls this first.
+def check(tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Tensor] | None = None) -> None:
+    """Refuse a batch whose budgets cannot be met exactly, or whose questions are not one for each input; every method calls this first.
 
-    Raises BudgetError naming the item.
+    Raises BudgetError naming the item, and InputError for the questions.
     """
+    if query is not None and len(query) != len(tokens):
+        raise InputError(f"{len(tokens)} visual inputs came with the questions of {len(query)}; give one for each input", item="query")
     if len(tokens) != len(budgets):
         raise BudgetError(f"{len(tokens)} visual inputs came with {len(budgets)} budgets; give one budget per input")
     for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):
@@ -63,6 +65,7 @@ def keep(
         weight=tokens.weight[index],
         saliency=tokens.saliency[index] if tokens.saliency.shape[0] else tokens.saliency,
         keys=None if tokens.keys is None else tokens.keys[index],
+        deep=tuple(features[index] for features in tokens.deep),
     )
     return Compressed(kept, Audit(method, assignment, _scores(tokens, scores), seconds))
 
@@ -109,6 +112,7 @@ def merge(
         weight=total[order].to(tokens.weight.dtype),
         saliency=_mean_saliency(tokens, mean, order),
         keys=None if tokens.keys is None else mean(tokens.keys)[order].to(tokens.keys.dtype),
+        deep=tuple(mean(part)[order].to(part.dtype) for part in tokens.deep),
     )
     assignment = rank[slot].masked_fill(dropped, -1)
     return Compressed(merged, Audit(method, assignment, _scores(tokens, scores), seconds))

@@ -19,9 +19,10 @@ ENTRIES = 2**21
 
 def unit(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """Vectors of length 1 in the same directions, in float32; zero stays zero."""
-    # the squares of large entries are beyond float32
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
-    return x.float() / length.float().clamp_min(torch.finfo(torch.float32).tiny)
+    # the squares of large entries are beyond float32, and not every device has more than that
+    tiny, x = torch.finfo(torch.float32).tiny, x.float()
+    x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(tiny)
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
 
 
 def rows_at(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tensor, "b m d"]:

@@ -24,13 +24,17 @@ __all__ = ["Stack", "in_stacks"]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """b inputs of n tokens each on one grid, of which `count` < n are to stay. `places` are their places in the batch they came in."""
+    """b inputs of n tokens each on one grid, of which `count` < n are to stay. `places` are their places in the batch they came in.
+
+    `query` are the embeddings of what each of them is asked about, none at all where nothing is.
+    """
 
     method: str
     places: tuple[int, ...]
     items: tuple[VisualTokens, ...]
     count: int
     started: float
+    query: tuple[Float[Tensor, "_ d"], ...] = ()
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -102,13 +106,17 @@ class Stack:
 
 
 def in_stacks(
-    method: str, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], plan: Callable[[Stack], list[Compressed]]
+    method: str,
+    tokens: Sequence[VisualTokens],
+    budgets: Sequence[Budget],
+    plan: Callable[[Stack], list[Compressed]],
+    query: Sequence[Float[Tensor, "_ d"]] | None = None,
 ) -> list[Compressed]:
     """Compress a batch, inputs of equal shape, grid and budget together; an input that is to keep everything comes back as it is.
 
-    Raises BudgetError, naming the item, for a budget that cannot be met.
+    Raises BudgetError, naming the item, for a budget that cannot be met, InputError where there is not one question for each input.
     """
-    check(tokens, budgets)
+    check(tokens, budgets, query)
     done: dict[int, Compressed] = {}
     alike: dict[object, list[int]] = defaultdict(list)
     for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):
@@ -117,8 +125,8 @@ def in_stacks(
         else:
             alike[_shape(item), budget.count].append(i)
     for places in alike.values():
-        items = tuple(tokens[i] for i in places)
-        stack = Stack(method, tuple(places), items, budgets[places[0]].count, time.perf_counter())
+        items, asked = tuple(tokens[i] for i in places), tuple(query[i] for i in places) if query else ()
+        stack = Stack(method, tuple(places), items, budgets[places[0]].count, time.perf_counter(), asked)
         done.update(zip(places, plan(stack), strict=True))
     return [done[i] for i in range(len(tokens))]
 

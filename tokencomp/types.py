@@ -3,13 +3,13 @@
 A method works at one of three stages, told by the protocol that it fulfils:
 
     encoder     `mmsdk.vision.shorten.Shortener`    merges tokens in every block of the vision transformer
-    projector   `Compressor`                        takes the encoder's tokens and gives fewer
+    projector   `Compressor`                        takes visual tokens and gives fewer, on the side of the projector that it declares
     decoder     `Thinner`                           drops tokens between layers of the language model
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -17,10 +17,13 @@ from torch import Tensor
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.vision.types import VisualTokens
 
-__all__ = ["Audit", "Between", "Compressed", "Compressor", "Positions", "Thinner"]
+__all__ = ["Audit", "Between", "Compressed", "Compressor", "Positions", "Side", "Thinner"]
 
 Positions = Literal["keep", "compact"]
 """What tokens that go on are counted by: their original positions, or 0, 1, 2, ... over what is left, which the answer continues."""
+
+Side = Literal["before", "behind", "either"]
+"""What features are read as: the encoder's, before the projector; the language model's embeddings, behind it; or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Audit:
     """Where every source token went.
 
     `assignment[i]` is the index of the kept token that source token i was merged into, or -1 where i was dropped.
-    `scores` are the method's importance of each source token (zeros where it has none). `seconds` is the time of selection.
+    `scores` are the method's importance of each source token (zeros where it has none). `seconds` is this input's equal share of the time
+    in which all inputs of its shape, or of its batch, were selected from together; 0 where that cannot be told apart from the encoder's.
     """
 
     method: str
@@ -47,10 +51,17 @@ class Compressed:
 
 @runtime_checkable
 class Compressor(Protocol):
-    """Pure, deterministic and batched: result i depends on input i alone and has exactly `budgets[i].count` tokens."""
+    """Pure, deterministic and batched: result i depends on input i alone and has exactly `budgets[i].count` tokens.
+
+    `side` of the projector says what the features are; `asks`, which only a method behind it can, that the question matters. Then
+    `query[i]` are the embeddings of the words that are asked about input i.
+    """
+
+    side: ClassVar[Side]
+    asks: ClassVar[bool]
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]: ...
 
 
@@ -80,14 +91,15 @@ class Between(Protocol):
 class Thinner(Protocol):
     """Drops visual tokens between layers of the decoder: what is gone is neither computed nor cached from there on.
 
-    Words are never dropped. Each visual input meets its budget by itself, exactly, after the last of the cuts.
+    Words are never dropped. Each visual input meets its budget by itself, exactly, after the last of the cuts. `positions` count, under
+    "keep", also the tokens that did not enter: everything stands where it would if nothing had been dropped.
     """
 
     @property
     def positions(self) -> Positions: ...
 
     def enter(self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget]) -> list[Compressed]:
-        """What goes into the decoder at all: everything, or what the encoder alone can choose."""
+        """What goes into the decoder at all: everything, or those that the encoder alone can choose, as they are."""
         ...
 
     def layers(self, depth: int) -> tuple[int, ...]:

@@ -52,7 +52,8 @@ class VisualTokens:
     `positions` are (t, y, x) in units of grid cells, counted from 0, and survive compression: a kept token keeps its own, a
     merged one the rounded weighted mean of its members. `weight` is the number of patches a token stands for. `grid` is the full
     (t, h, w) before compression. `times` are the seconds of each grid step t. `saliency` is the encoder's own importance per
-    token (for example attention of the class token), empty (length 0) where the encoder offers none.
+    token (for example attention of the class token), empty (length 0) where the encoder offers none. `deep` are further features of the
+    same tokens, as wide as the language model, that are added to its stream after its first, second, ... layer (DeepStack); mostly none.
     """
 
     features: Float[Tensor, "n d"]
@@ -62,6 +63,7 @@ class VisualTokens:
     times: Float[Tensor, " t"]
     saliency: Float[Tensor, " m"]
     keys: Float[Tensor, "k e"] | None = field(default=None, repr=False)
+    deep: tuple[Float[Tensor, "n w"], ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return self.features.shape[0]

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ class Compress:
                         found = full if share == 1.0 else _tried(vlm, spec, questions, batch)
                         bar.update()
                         if found is not None:
-                            loss = _fidelity(spec, tokens[: len(questions)])
+                            loss = _fidelity(vlm, spec, tokens[: len(questions)])
                             rows.append(_row(name, spec, kind, share, batch, len(questions), found, full, loss))
         return rows
 
@@ -154,11 +154,18 @@ def _median(times: Sequence[Timings]) -> Timings:
     return Timings(**{stage: statistics.median(asdict(t)[stage] for t in times) for stage in asdict(times[0])})
 
 
-def _fidelity(spec: Compression, tokens: Sequence[VisualTokens]) -> tuple[float, float] | None:
-    """Mean error and coverage of the steps between encoder and decoder; none where the method works inside either."""
+def _fidelity(vlm: Mini, spec: Compression, tokens: Sequence[VisualTokens]) -> tuple[float, float] | None:
+    """Mean error and coverage of a step between encoder and decoder, in the space that it works in; none where it works inside either.
+
+    A method that asks is not told a question here.
+    """
     if not all(isinstance(step.method, Compressor) and not isinstance(step.method, Thinner) for step in spec.steps):
         return None
-    found = [fidelity(full, short) for full, short in zip(tokens, spec(tokens), strict=True)]
+    between = tokens
+    if spec.behind.steps:
+        embedded = zip(tokens, vlm.connect(tokens), strict=True)
+        between = [replace(item, features=features) for item, features in embedded]
+    found = [fidelity(full, short) for full, short in zip(between, spec(between), strict=True)]
     return statistics.mean(f.nqe for f in found), statistics.mean(f.coverage for f in found)
 
 

@@ -23,7 +23,7 @@ from mmsdk.decoder.spans import Arrangement, Span, arranged, gathered
 from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache, LayerView
-from mmsdk.tokencomp.ranking import rank_within, ranked
+from mmsdk.tokencomp.ranking import top_within
 from mmsdk.tokencomp.types import Thinner
 
 __all__ = ["Cut", "Thinned", "thin"]
@@ -93,20 +93,23 @@ def thin(
     rows: Sequence[Sequence[Span]],
     cuts: Sequence[Cut],
     chunk: int = sys.maxsize,
+    deep: Sequence[Float[Tensor, "b s d"]] = (),
 ) -> Thinned:
     """Run prompts through the decoder into `cache`, dropping tokens at the cuts, which ascend.
 
     Rows are padded in front, as `positions` say by -1; `rows` tells what stands in each. Between two cuts at most `chunk` tokens are run at
-    one time. Without cuts this is a plain pass.
+    one time. Without cuts this is a plain pass. What `deep` holds for the first layers is added after them, to the tokens still there.
     """
     # Taken before the first layer goes ahead: later layers may stand elsewhere, when tokens of an earlier pass were dropped.
     runs, standing = decoder.runs(cache), [cache.next(layer) for layer in range(decoder.config.layers)]
+    runs = [range(layer, layer + 1) for layer in range(len(deep))] + [range(max(run.start, len(deep)), run.stop) for run in runs]
 
     def through(x: Tensor, own: Tensor, layers: range) -> tuple[Tensor, Tensor]:
         before = x
         for part in (range(max(run.start, layers.start), min(run.stop, layers.stop)) for run in runs):
             if part:
                 x, before = _chunked(decoder, x, placed(own, standing[layers.start], standing[part.start]), cache, part, chunk)
+                x = x + deep[part.start] if part.start < len(deep) else x
         return x, before
 
     now, start, told, seconds = arranged(rows, 0, x.device), 0, list[Tensor](), 0.0
@@ -122,6 +125,7 @@ def thin(
             index = chosen(given.masked_fill(~visual, 0), now, later)
             seconds += time.perf_counter() - began
             x, own, origin = gathered(x, index), _pick(own, index), _pick(origin, index)
+            deep = [gathered(added, index) for added in deep]
         if cut.by.positions == "compact":
             own = _closed_up(own, standing[cut.layer])
         now, start = later, cut.layer
@@ -134,10 +138,9 @@ def chosen(scores: Float[Tensor, "b s"], now: Arrangement, later: Arrangement) -
     # Scores are read relative to the largest of the row: noise in the last bits decides nothing, and the earlier of equals stays.
     relative = scores / scores.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
     # Padding is a kind of its own, of which nothing stays.
-    group = now.kinds + 1
-    rank = rank_within(ranked(relative), group, later.stay.shape[1])
-    places = torch.arange(scores.shape[1], device=scores.device).expand_as(group)
-    return places.masked_fill(rank >= later.stay.gather(1, group), -1).sort(dim=1).values[:, -later.width :]
+    stays = top_within(relative, now.kinds + 1, later.stay)
+    places = torch.arange(scores.shape[1], device=scores.device).expand_as(now.kinds)
+    return places.masked_fill(~stays, -1).sort(dim=1).values[:, -later.width :]
 
 
 def _chunked(

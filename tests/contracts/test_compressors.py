@@ -1,6 +1,7 @@
 """What every compressor promises, over every file in tokencomp/methods: a new method is tested by being there, as its protocol tells."""
 
 import dataclasses
+from typing import get_args
 
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +13,7 @@ from mmsdk.compress import named
 from mmsdk.errors import BudgetError, ModelError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import reading_key
-from mmsdk.tokencomp.types import Compressed, Compressor, Thinner
+from mmsdk.tokencomp.types import Compressed, Compressor, Side, Thinner
 from mmsdk.vision.shorten import Inside, Shortener
 from mmsdk.vision.types import VisualTokens
 
@@ -73,6 +74,17 @@ def test_every_method_belongs_to_one_stage_and_goes_by_its_files_name() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_a_method_asks_only_behind_the_projector_and_then_listens(name: str) -> None:
+    """Where the question has vectors of the tokens' space. Two questions that point opposite ways are answered by different scores."""
+    method, source = method_of(name), tokens_of((2, 5, 5), 7)
+    assert method.side in get_args(Side) and (method.side == "behind" or not method.asks)
+    question = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(1))
+    budget = budget_for(name, len(source), 0.4)
+    one, other = (method([source], [budget], [asked])[0] for asked in (question, -question))
+    assert torch.equal(one.audit.scores, other.audit.scores) != method.asks
+
+
+@pytest.mark.parametrize("name", METHODS)
 @settings(max_examples=40, deadline=None)
 @given(grid=grids, share=shares, seed=st.integers(0, 9))
 def test_one_input(name: str, grid: tuple[int, int, int], share: float, seed: int) -> None:
@@ -102,6 +114,21 @@ def test_one_input(name: str, grid: tuple[int, int, int], share: float, seed: in
         # nothing was merged: the survivors are source tokens, untouched
         order = assignment.argsort(stable=True)[-budget.count :]
         assert torch.equal(kept.features, source.features[order]) and torch.equal(kept.positions, source.positions[order])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_deep_features_follow_the_same_plan(name: str) -> None:
+    """PP-11: the number of each token as its deep feature, at two layers: what is left of them is told by the assignment alone."""
+    source = tokens_of((2, 5, 5), 7)
+    number = torch.arange(50.0)[:, None].expand(-1, 3)
+    budget = budget_for(name, 50, 0.3)
+    (result,) = method_of(name)([dataclasses.replace(source, deep=(number, -number))], [budget])
+    assignment, weight = result.audit.assignment, source.weight
+    for j in range(budget.count):
+        mine = assignment == j
+        expected = (number[mine, 0] * weight[mine]).sum() / weight[mine].sum()
+        for part, sign in zip(result.tokens.deep, (1, -1), strict=True):
+            torch.testing.assert_close(part[j], sign * expected.expand(3))
 
 
 @pytest.mark.parametrize("name", METHODS)

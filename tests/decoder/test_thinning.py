@@ -18,6 +18,7 @@ from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.methods.deft import DeFT
 from mmsdk.tokencomp.methods.fastv import FastV
 from mmsdk.tokencomp.methods.pyramiddrop import PyramidDrop
+from mmsdk.tokencomp.ranking import top
 from mmsdk.tokencomp.types import Thinner
 
 CONFIG = DecoderConfig(vocabulary=50, width=24, layers=6, heads=4, kv_heads=2, head_dim=6, inner=40, context=256, qk_norm=True)
@@ -278,3 +279,11 @@ def test_pp_12_equal_scores_keep_the_earlier_tokens_of_each_input() -> None:
     assert chosen(scores + noise, now, later).tolist() == [[0, 1, 2, 5, 8], [4, 5, 6, 7, 8]]
     best = torch.tensor([[0.0, 1, 3, 1, 2, 1, 2, 9, 0], [0.0] * 9])
     assert chosen(best, now, later).tolist() == [[0, 2, 4, 7, 8], [4, 5, 6, 7, 8]]
+
+
+def test_pp_12_at_a_cut_as_in_front_of_the_decoder_what_is_equal_to_the_last_one_chosen_decides() -> None:
+    """PP-12: each is within a millionth of the next, so that two of the three stay and the last has its equals on both sides."""
+    rows = [(Span(0, (3, 2)), Span(-1, (1, 1)))]
+    now, later = arranged(rows, 0, torch.device("cpu")), arranged(rows, 1, torch.device("cpu"))
+    scores = torch.tensor([[1 - 1.6e-6, 1 - 0.8e-6, 1.0, 0.0]])
+    assert chosen(scores, now, later).tolist() == [[*top(scores[0, :3], 2).tolist(), 3]] == [[0, 1, 3]]

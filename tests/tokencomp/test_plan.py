@@ -1,6 +1,7 @@
 """Plans applied to tokens, audits read back, fidelity measured: each against a slow loop."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -97,20 +98,14 @@ def test_identity_refuses_to_drop() -> None:
         Identity()([tokens_of(1, 4, 4)], [Budget(4)])
 
 
-def test_uniform_is_a_lattice() -> None:
-    (image,) = Uniform()([tokens_of(1, 16, 16)], [Budget(64)])
-    expected = [[0, y, x] for y in range(1, 16, 2) for x in range(1, 16, 2)]
-    assert image.tokens.positions.tolist() == expected
-    (clip,) = Uniform()([tokens_of(8, 4, 4)], [Budget(4)])
-    assert clip.tokens.positions[:, 0].tolist() == [1, 3, 5, 7]
-    (wide,) = Uniform()([tokens_of(1, 1, 40)], [Budget(5)])
-    assert wide.tokens.positions[:, 2].tolist() == [4, 12, 20, 28, 36]
-
-
-def test_uniform_spreads_over_frames_within_one() -> None:
-    (clip,) = Uniform()([tokens_of(5, 6, 3)], [Budget(37)])
-    shares = torch.bincount(clip.tokens.positions[:, 0], minlength=5)
-    assert int(shares.max() - shares.min()) <= 1 and int(shares.sum()) == 37
+@pytest.mark.parametrize("grid", [(1, 16, 16), (8, 4, 4), (1, 1, 40), (5, 6, 3)])
+@pytest.mark.parametrize("m", [1, 4, 7, 37, 39])
+def test_uniform_keeps_the_published_places(grid: tuple[int, int, int], m: int) -> None:
+    """floor((i + 1/2) n / m), in fractions."""
+    source = tokens_of(*grid)
+    (result,) = Uniform()([source], [Budget(m)])
+    places = [math.floor((i + Fraction(1, 2)) * len(source) / m) for i in range(m)]
+    assert torch.equal(result.tokens.positions, source.positions[places])
 
 
 def test_uniform_after_another_method_spaces_what_is_left() -> None:

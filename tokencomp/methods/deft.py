@@ -8,10 +8,9 @@ prefix for every token it generates; here layers before the midpoint cache M tok
 Ours: the scoring layer is the last one before the midpoint.
 """
 
-import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,6 +19,7 @@ from mmsdk.errors import InputError, ModelError, PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import check, keep
 from mmsdk.tokencomp.ranking import top
+from mmsdk.tokencomp.share import at_least, nearest
 from mmsdk.tokencomp.types import Between, Compressed, Positions
 from mmsdk.vision.types import VisualTokens
 
@@ -49,13 +49,13 @@ class DeFT:
     def _reserved(self, index: int, item: VisualTokens, count: int) -> Compressed:
         if item.saliency.shape[0] != len(item):
             raise InputError("deft ranks by the encoder's attention, and this encoder tells none", item="saliency", index=index)
-        # as decimals, since a ceiling must not be lifted by the last bit of a float product
-        entering = count + math.ceil(Decimal(str(self.reserve)) * (len(item) - count))
-        return keep(item, top(item.saliency.float(), entering), method="deft", scores=item.saliency)
+        started = time.perf_counter()
+        index = top(item.saliency.float(), count + at_least(self.reserve, len(item) - count))
+        return keep(item, index, method="deft", scores=item.saliency, seconds=time.perf_counter() - started)
 
     def layers(self, depth: int) -> tuple[int, ...]:
         """After half of the layers, rounded half up. Raises ModelError where there is no layer on one of the sides."""
-        layer = int(depth * self.at + 0.5)
+        layer = nearest(self.at, depth)
         if not 0 < layer < depth:
             raise ModelError(f"deft cuts after {layer} layers, and a decoder of {depth} has none on one side")
         return (layer,)

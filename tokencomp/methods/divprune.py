@@ -6,6 +6,7 @@ second-smallest distance (the smallest is that to itself), each next one the tok
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,7 +16,7 @@ from mmsdk.tokencomp.ranking import first_best
 from mmsdk.tokencomp.seeding import farthest_first
 from mmsdk.tokencomp.similarity import nearest_other, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["DivPrune"]
@@ -25,8 +26,11 @@ __all__ = ["DivPrune"]
 class DivPrune:
     """Prunes by diversity alone; no knobs. A token's score is its distance to the most similar other one."""
 
+    side: ClassVar[Side] = "before"
+    asks: ClassVar[bool] = False
+
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         return in_stacks("divprune", tokens, budgets, _choose)
 

@@ -8,6 +8,7 @@ empty in the frame before (an earlier method ran) counts as entirely new.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +19,7 @@ from mmsdk.tokencomp.plan import reading_key
 from mmsdk.tokencomp.ranking import top
 from mmsdk.tokencomp.similarity import rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["EVS"]
@@ -31,8 +32,11 @@ NEW, FIRST = 2.0, 3.0
 class EVS:
     """Prunes a clip by change; no knobs. Scores are the dissimilarities, those of the first frame above all others."""
 
+    side: ClassVar[Side] = "before"
+    asks: ClassVar[bool] = False
+
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         return in_stacks("evs", tokens, budgets, _choose)
 

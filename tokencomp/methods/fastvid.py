@@ -11,6 +11,7 @@ frame is known by the mean of its tokens where it has no pooled feature; a token
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,9 +22,10 @@ from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.clustering import group_means
 from mmsdk.tokencomp.density import density_peaks
 from mmsdk.tokencomp.ranking import first_in_tiers, rescaled, top, top_within
+from mmsdk.tokencomp.share import at_most
 from mmsdk.tokencomp.similarity import best_match, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["FastVID"]
@@ -32,6 +34,9 @@ __all__ = ["FastVID"]
 @dataclass(frozen=True, slots=True)
 class FastVID:
     """Published names: `merged` d, `threshold` tau, `segments` c, `stride` p, `neighbours` k, `anchor` the anchor's own weight."""
+
+    side: ClassVar[Side] = "before"
+    asks: ClassVar[bool] = False
 
     merged: float = 0.4
     threshold: float = 0.9
@@ -45,14 +50,14 @@ class FastVID:
             raise PluginError(f"fastvid takes merged and anchor in [0, 1] and segments, stride, neighbours >= 1, got {self}")
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         """Raises InputError for tokens without saliency."""
         return in_stacks("fastvid", tokens, budgets, self._compress)
 
     def _compress(self, stack: Stack) -> list[Compressed]:
         x, saliency, frame = stack.features().float(), stack.saliency(), stack.positions()[..., 0]
-        anchors = max(1, int(stack.count * self.merged))
+        anchors = max(1, at_most(self.merged, stack.count))
         cut = self._cuts(x, frame, stack.grid[0])
         salient = _salient(saliency, frame, stack.grid[0], stack.count - anchors)
         free = torch.ones_like(frame, dtype=torch.bool).scatter(1, salient, False)

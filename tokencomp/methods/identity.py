@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from mmsdk.errors import BudgetError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import check, untouched
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["Identity"]
@@ -19,8 +20,11 @@ __all__ = ["Identity"]
 class Identity:
     """Returns its input. Raises BudgetError for a budget below the full count, since it cannot meet it."""
 
+    side: ClassVar[Side] = "either"
+    asks: ClassVar[bool] = False
+
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         check(tokens, budgets)
         for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):

@@ -12,8 +12,7 @@ Calibration belongs to weight quantisation: it runs the model on what this same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -27,7 +26,7 @@ from mmsdk.tokencomp.ranking import rescaled
 from mmsdk.tokencomp.relevance import cosine_to_mean
 from mmsdk.tokencomp.similarity import unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["P4Q"]
@@ -36,6 +35,9 @@ __all__ = ["P4Q"]
 @dataclass(frozen=True, slots=True)
 class P4Q:
     """`bits` of the activations, one `scale` per token or tensor, and the weight w of `relevance` against saliency. Scores are quality."""
+
+    side: ClassVar[Side] = "behind"
+    asks: ClassVar[bool] = True
 
     bits: int = 4
     scale: Literal["token", "tensor"] = "token"
@@ -46,18 +48,20 @@ class P4Q:
             raise PluginError(f"p4q takes bits in [2, 16] and relevance in [0, 1], got bits={self.bits}, relevance={self.relevance}")
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
-        """`query` are embeddings of the question in the space of the tokens. Raises InputError for a query of another width."""
-        return in_stacks("p4q", tokens, budgets, partial(self._choose, query=query))
+        """`query` are embeddings of each input's question in the space of the tokens. Raises InputError for those of another width."""
+        return in_stacks("p4q", tokens, budgets, self._choose, query)
 
-    def _choose(self, stack: Stack, query: Float[Tensor, "q d"] | None) -> list[Compressed]:
+    def _choose(self, stack: Stack) -> list[Compressed]:
         copies = fake_quantise(stack.features(), self.bits, self.scale)
         z = unit(copies)
-        quality = self._quality(copies.norm(dim=2), z, query)
+        quality = self._quality(copies.norm(dim=2), z, stack.query)
         return stack.keep(greedy_dpp(z, quality, stack.count), quality)
 
-    def _quality(self, norms: Float[Tensor, "b n"], z: Float[Tensor, "b n d"], query: Float[Tensor, "q e"] | None) -> Float[Tensor, "b n"]:
+    def _quality(
+        self, norms: Float[Tensor, "b n"], z: Float[Tensor, "b n d"], query: Sequence[Float[Tensor, "_ e"]]
+    ) -> Float[Tensor, "b n"]:
         """r^w a^(1-w); without a question all tokens are equally relevant. The z-score of the norm vanishes in the scaling to [0, 1]."""
-        relevance = torch.zeros_like(norms) if query is None else cosine_to_mean(z, query)
+        relevance = cosine_to_mean(z, query) if query else torch.zeros_like(norms)
         return rescaled(relevance) ** self.relevance * rescaled(norms) ** (1 - self.relevance)

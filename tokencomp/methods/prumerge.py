@@ -10,6 +10,7 @@ are spaced evenly in reading order and take a share of the budget.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,9 +19,10 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import first_best, others, top
+from mmsdk.tokencomp.share import at_most
 from mmsdk.tokencomp.similarity import ENTRIES, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["PruMerge"]
@@ -29,6 +31,9 @@ __all__ = ["PruMerge"]
 @dataclass(frozen=True, slots=True)
 class PruMerge:
     """`neighbours` enrich each kept token; `uniform` is the share of the kept ones that are spaced evenly (above 0: PruMerge+)."""
+
+    side: ClassVar[Side] = "before"
+    asks: ClassVar[bool] = False
 
     neighbours: int = 32
     uniform: float = 0.0
@@ -40,7 +45,7 @@ class PruMerge:
             )
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         """Raises InputError for tokens without saliency or keys."""
         return in_stacks("prumerge", tokens, budgets, self._prune)
@@ -59,7 +64,7 @@ class PruMerge:
 
     def _with_uniform(self, saliency: Float[Tensor, "b n"], count: int) -> Float[Tensor, "b n"]:
         """Scores in which the evenly spaced samples come before everything else."""
-        samples = int(count * self.uniform)
+        samples = at_most(self.uniform, count)
         spaced = (torch.arange(samples, device=saliency.device) * 2 + 1) * saliency.shape[1] // max(1, 2 * samples)
         return saliency.index_fill(1, spaced, torch.inf)
 

@@ -6,6 +6,7 @@ The draw depends on the seed and on the number of tokens alone, so that an input
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import check, keep
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["Random"]
@@ -23,10 +24,13 @@ __all__ = ["Random"]
 class Random:
     """Keeps `budget` tokens drawn without replacement; `seed` chooses the draw."""
 
+    side: ClassVar[Side] = "either"
+    asks: ClassVar[bool] = False
+
     seed: int = 0
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         check(tokens, budgets)
         return [self._draw(item, budget.count) for item, budget in zip(tokens, budgets, strict=True)]

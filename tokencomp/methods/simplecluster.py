@@ -1,14 +1,15 @@
 """SimpleCluster: a whole clip, or a picture, grouped by what is seen and where; each group becomes the mean of its tokens.
 
-Source: SimpleCluster, arXiv 2609.35394. Published: for grouping alone the features are turned by a three-dimensional RoPE; farthest-point
-seeds; at most 10 rounds of spherical k-means; the mean of the raw features; groups in the order of, and at the place of, their earliest
-member. Ours: grids need not be square and a picture is a clip of one frame; a token that stands for more patches weighs more in its
-group's mean (with equal weights, as published, it is the plain mean); a group that the last round leaves empty, where the published
-program stops with an error, gets the worst covered token of a group that can spare it.
+Source: SimpleCluster, arXiv 2609.35394. Published: it works behind the projector; for grouping alone the tokens are turned by a
+three-dimensional RoPE; farthest-point seeds; at most 10 rounds of spherical k-means; the mean of the raw features; groups in the order of,
+and at the place of, their earliest member. Ours: grids need not be square and a picture is a clip of one frame; a token that stands for
+more patches weighs more in its group's mean (with equal weights, as published, it is the plain mean); a group that the last round leaves
+empty, where the published program stops with an error, gets the worst covered token of a group that can spare it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +22,7 @@ from mmsdk.tokencomp.ranking import first_best, place
 from mmsdk.tokencomp.seeding import farthest_first
 from mmsdk.tokencomp.similarity import unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["SimpleCluster"]
@@ -31,6 +32,9 @@ __all__ = ["SimpleCluster"]
 class SimpleCluster:
     """At most `rounds` rounds of k-means; `base` is that of the rotary embedding."""
 
+    side: ClassVar[Side] = "behind"
+    asks: ClassVar[bool] = False
+
     rounds: int = 10
     base: float = 10000.0
 
@@ -39,7 +43,7 @@ class SimpleCluster:
             raise PluginError(f"simplecluster needs at least one round and a base above 1, got rounds={self.rounds}, base={self.base}")
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         return in_stacks("simplecluster", tokens, budgets, self._group)
 

@@ -9,6 +9,7 @@ reading order, not at the end; the mean counts a token as many times as it stand
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -17,9 +18,10 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import others, top
+from mmsdk.tokencomp.share import nearest
 from mmsdk.tokencomp.similarity import best_match, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["VisionZip"]
@@ -29,6 +31,9 @@ __all__ = ["VisionZip"]
 class VisionZip:
     """`contextual` is the share of the budget that goes to merged tokens."""
 
+    side: ClassVar[Side] = "before"
+    asks: ClassVar[bool] = False
+
     contextual: float = 10 / 64
 
     def __post_init__(self) -> None:
@@ -36,14 +41,14 @@ class VisionZip:
             raise PluginError(f"visionzip:contextual is a share of the budget in (0, 1], got {self.contextual}")
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         """Raises InputError for tokens without saliency or keys."""
         return in_stacks("visionzip", tokens, budgets, self._zip)
 
     def _zip(self, stack: Stack) -> list[Compressed]:
         saliency, keys = stack.saliency(), unit(stack.keys())
-        contextual = max(1, round(stack.count * self.contextual))
+        contextual = max(1, nearest(self.contextual, stack.count))
         dominant = top(saliency, stack.count - contextual)
         rest = others(dominant, saliency.shape[1])
         # a stride of whole tokens from the first, as published: what does not divide is left over at the end

@@ -8,6 +8,7 @@ the encoder offers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,9 +17,10 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import others, top
+from mmsdk.tokencomp.share import at_most
 from mmsdk.tokencomp.similarity import best_match, few, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
-from mmsdk.tokencomp.types import Compressed
+from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
 __all__ = ["VisPruner"]
@@ -28,6 +30,9 @@ __all__ = ["VisPruner"]
 class VisPruner:
     """`important` is the share of the budget that attention chooses, `step` how many duplicates are removed at a time."""
 
+    side: ClassVar[Side] = "before"
+    asks: ClassVar[bool] = False
+
     important: float = 0.5
     step: int = 8
 
@@ -36,14 +41,14 @@ class VisPruner:
             raise PluginError(f"vispruner takes important in [0, 1] and step >= 1, got important={self.important}, step={self.step}")
 
     def __call__(
-        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Float[Tensor, "q d"] | None = None
+        self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         """Raises InputError for tokens without saliency."""
         return in_stacks("vispruner", tokens, budgets, self._choose)
 
     def _choose(self, stack: Stack) -> list[Compressed]:
         saliency = stack.saliency()
-        important = top(saliency, int(stack.count * self.important))
+        important = top(saliency, at_most(self.important, stack.count))
         rest = others(important, saliency.shape[1])
         diverse = _without_duplicates(unit(stack.features()), rest, stack.count - important.shape[1], self.step)
         return stack.keep(torch.cat([important, diverse], dim=1), saliency)

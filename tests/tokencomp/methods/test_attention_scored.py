@@ -1,7 +1,9 @@
 """VisionZip, PruMerge and VisPruner: methods scored by the encoder's attention, each against loops written from its rules."""
 
 import dataclasses
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
@@ -91,17 +93,20 @@ def test_prumerge_equals_its_rules(tokens_of: Tokens, m: int, uniform: float) ->
     assert float(result.tokens.weight.sum()) == float(source.weight.sum())
 
 
-@pytest.mark.parametrize("m", [1, 2, 10, 31, 44])
-def test_vispruner_equals_its_rules(tokens_of: Tokens, m: int) -> None:
-    source = tokens_of((1, 5, 9), seed=m)
-    important = most(source.saliency, m // 2, list(range(45)))
-    rest = [i for i in range(45) if i not in important]
+@pytest.mark.parametrize(
+    ("m", "n", "share"), [(1, 45, "0.5"), (2, 45, "0.5"), (10, 45, "0.5"), (31, 45, "0.5"), (44, 45, "0.5"), (100, 101, "0.29")]
+)
+def test_vispruner_equals_its_rules(tokens_of: Tokens, m: int, n: int, share: str) -> None:
+    """Half of the budget, rounded down, by attention; and a share that a float product falls short of."""
+    source = tokens_of((1, 1, n), seed=m)
+    important = most(source.saliency, math.floor(Fraction(share) * m), list(range(n)))
+    rest = [i for i in range(n) if i not in important]
     while len(rest) > m - len(important):
         even, odd = rest[::2], rest[1::2]
         twins = {i: max(cosine(source.features[i], source.features[j]) for j in odd) for i in even}
         gone = sorted(even, key=lambda i: -twins[i])[: min(8, len(rest) - (m - len(important)))]
         rest = [i for i in rest if i not in gone]
-    (result,) = VisPruner()([source], [Budget(m)])
+    (result,) = VisPruner(important=float(share))([source], [Budget(m)])
     assert torch.equal(result.tokens.features, source.features[sorted(important + rest)])
 
 

@@ -72,7 +72,7 @@ def test_cdpruner_weighs_by_the_question(tokens_of: Tokens, sign: str, m: int) -
     query = torch.randn(3, 24, generator=torch.Generator().manual_seed(5))
     near = torch.stack([cosines(torch.stack([x, q]))[0, 1] for x in source.features for q in query]).view(20, 3).mean(dim=1)
     relevance = scaled(-near if sign == "negative" else near)
-    (result,) = CDPruner(sign="negative" if sign == "negative" else "positive")([source], [Budget(m)], query)
+    (result,) = CDPruner(sign="negative" if sign == "negative" else "positive")([source], [Budget(m)], [query])
     assert kept(result) == most_determinant(relevance[:, None] * cosines(source.features) * relevance, m)
     torch.testing.assert_close(result.audit.scores.double(), relevance, rtol=1e-4, atol=1e-5)
 
@@ -101,7 +101,7 @@ def reference_p4q(x: Tensor, m: int, query: Tensor | None, weight: float = 0.5) 
 def test_p4q_at_16_bits_is_the_selector_without_quantisation(tokens_of: Tokens, asked: bool) -> None:
     source = tokens_of((1, 4, 5), seed=9, width=24)
     query = torch.randn(4, 24, generator=torch.Generator().manual_seed(6)) if asked else None
-    (result,) = P4Q(bits=16)([source], [Budget(7)], query)
+    (result,) = P4Q(bits=16)([source], [Budget(7)], None if query is None else [query])
     assert kept(result) == reference_p4q(source.features, 7, query)
 
 
@@ -134,9 +134,26 @@ def test_fake_quantisation_keeps_zero_and_the_largest_entry() -> None:
 @pytest.mark.parametrize("method", [CDPruner(), P4Q()])
 def test_a_question_of_another_width_is_named(tokens_of: Tokens, method: CDPruner | P4Q) -> None:
     with pytest.raises(InputError, match=r"query: \(2, 7\) does not fit visual tokens of width 12"):
-        method([tokens_of((1, 2, 3))], [Budget(2)], torch.ones(2, 7))
+        method([tokens_of((1, 2, 3))], [Budget(2)], [torch.ones(2, 7)])
     with pytest.raises(InputError, match="at least one embedding"):
-        method([tokens_of((1, 2, 3))], [Budget(2)], torch.ones(0, 12))
+        method([tokens_of((1, 2, 3))], [Budget(2)], [torch.ones(0, 12)])
+    with pytest.raises(InputError, match="query: 2 visual inputs came with the questions of 1"):
+        method([tokens_of((1, 2, 3))] * 2, [Budget(2)] * 2, [torch.ones(2, 12)])
+
+
+@pytest.mark.parametrize("method", [CDPruner(), CDPruner(sign="positive"), P4Q()])
+def test_each_input_of_a_batch_is_chosen_for_its_own_question(tokens_of: Tokens, method: CDPruner | P4Q) -> None:
+    """Inputs of one shape, planned for side by side, asked about differently, in questions of different length; and one of another."""
+    items = [*[tokens_of((1, 4, 5), seed=1, width=24)] * 3, tokens_of((1, 3, 3), seed=2, width=24)]
+    generator = torch.Generator().manual_seed(3)
+    query = [torch.randn(length, 24, generator=generator) for length in (1, 4, 9, 2)]
+    budgets = [Budget(6), Budget(6), Budget(6), Budget(4)]
+    together = method(items, budgets, query)
+    for item, budget, question, result in zip(items, budgets, query, together, strict=True):
+        (alone,) = method([item], [budget], [question])
+        assert kept(alone) == kept(result)
+        torch.testing.assert_close(alone.audit.scores, result.audit.scores)
+    assert len({tuple(kept(result)) for result in together[:3]}) > 1
 
 
 @pytest.mark.parametrize("bits", [1, 17])
