@@ -27,8 +27,8 @@ from mmsdk.models.types import Tokenizer
 
 __all__ = ["Adapters", "Batch", "Recipe", "forward", "pack"]
 
-_CAPTION_WEIGHT = 0.3
-_AIMED, _ON_THINGS = 0.9, 0.6
+_WEIGHTS = {"caption": 0.3, "count": 2.0}
+_AIMED, _ON_THINGS = 0.9, (0.1, 0.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,17 @@ class Recipe:
     """The knobs of stage 1; the same values and seed give the same batches.
 
     The first `scene_steps` show still scenes alone, until the model has found its eyes; the last `full_steps` show every visual token, with
-    `room` tokens of questions after them.
+    `room` tokens of questions after them (`clip_room` for clips, of which there is less to ask).
     The projector learns slowly, or the noise of the first steps undoes its grounding.
     """
 
-    steps: int = 3000
+    steps: int = 4500
     scene_steps: int = 150
-    full_steps: int = 150
+    full_steps: int = 500
     rows: int = 4
     length: int = 288
     room: int = 160
+    clip_room: int = 96
     rank: int = 32
     scale: float = 2.0
     lr: float = 8e-4
@@ -179,18 +180,20 @@ def _enough(sample: Sample, rng: np.random.Generator) -> list[QA]:
 def _subset(shard: Shard, i: int, k: int, rng: np.random.Generator) -> Tensor:
     """k of sample i's tokens, ascending; a clip gives the same number from every frame.
 
-    Most times tokens on things go first, one of each thing before a second of any, up to `_ON_THINGS` of a frame's share: where chance
-    alone decides, a small thing is often gone altogether, and the model is taught to guess.
+    Most times tokens on things go first, one of each thing before a second of any, up to a share drawn from `_ON_THINGS`: where chance
+    alone decides, a small thing is often gone altogether, and the model is taught to guess; where things fill most of what is shown, it is
+    lost among the many tokens of a whole clip.
     """
     n, grid = int(shard.counts[i]), shard.grids[i].tolist()
     if k >= n:
         return torch.arange(n)
     plane, share = n // grid[0], k // grid[0]
     cells = cells_of(shard.samples[i], grid) if rng.random() < _AIMED else []
+    most = round(rng.uniform(*_ON_THINGS) * share)
     keep = []
     for t in range(grid[0]):
         order = rng.permutation(plane)
-        things = _in_turn([(index - t * plane, thing) for index, thing in cells if index // plane == t], rng)[: round(_ON_THINGS * share)]
+        things = _in_turn([(index - t * plane, thing) for index, thing in cells if index // plane == t], rng)[:most]
         others = np.setdiff1d(order, things, assume_unique=True)
         chosen = np.concatenate((things, rng.permutation(others)[: share - len(things)]))
         keep.append(t * plane + np.sort(chosen))
@@ -251,7 +254,7 @@ def pack(
             start = r * length + at + len(asked) - 1
             answers += range(start, start + len(answer))
             labels += answer
-            weights += [_CAPTION_WEIGHT if qa.type == "caption" else 1.0] * len(answer)
+            weights += [_WEIGHTS.get(qa.type, 1.0)] * len(answer)
             owner += [len(kinds)] * len(answer)
             kinds.append(qa.type)
             at += size

@@ -25,7 +25,7 @@ __all__ = ["evaluate", "finetune"]
 _MIX = {"scene": 0.57, "photo": 0.02, "robot": 0.06, "clip": 0.32, "robot clip": 0.03}
 STILLS, CLIPS = ("scene", "photo", "robot"), ("clip", "robot clip")
 _IMAGE_TOKENS, _IMAGE_SHARES = (64, 96, 128), (0.6, 0.25, 0.15)
-_CLIP_TOKENS, _CLIP_SHARES = (96, 128, 192), (0.3, 0.4, 0.3)
+_CLIP_TOKENS, _CLIP_SHARES = (128, 160, 192), (0.3, 0.3, 0.4)
 
 
 def family(sample: Sample) -> str:
@@ -74,7 +74,7 @@ def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Tokenizer, 
         moving = rng.random() * sum(share.values()) < sum(share[f] for f in CLIPS)
         shard, rows = mixture.draw(rng, recipe.rows, CLIPS if moving else STILLS)
         budgets = [shard.features.shape[1]] * len(rows)
-        length = recipe.room + (512 if moving else 256)
+        length = recipe.clip_room + 512 if moving else recipe.room + 256
         return pack(shard, rows, length, budgets, tokenizer, rng, cache, recipe.blind)
     shard, rows = mixture.draw(rng, recipe.rows, ("scene",) if step < recipe.scene_steps else STILLS + CLIPS)
     budgets = [_budget(shard.samples[i], rng) for i in rows]

@@ -118,17 +118,13 @@ def test_a_pair_sees_the_pictures_and_itself(blind: float) -> None:
 
 
 def test_a_part_of_the_picture_shows_every_thing_before_one_of_them_twice() -> None:
-    shard = tiny_shard()
-    shown = {thing.name: {i for i, t in cells_of(shard.samples[0], [1, 4, 4]) if t is thing} for thing in shard.samples[0].scene.things}
-    assert all(len(cells) == 1 for cells in shown.values())
-    big = replace(
-        shard.samples[0].scene, things=(replace(shard.samples[0].scene.things[0], w=1.2, h=1.2), shard.samples[0].scene.things[1])
-    )
-    shard = replace(shard, samples=(Sample(big, None),) * 4)
-    circle = next(i for i, t in cells_of(shard.samples[0], [1, 4, 4]) if t.name == "circle")
-    picked = [tuning._subset(shard, 0, 4, np.random.default_rng(seed)).tolist() for seed in range(200)]
-    assert all(len(set(keep)) == 4 and keep == sorted(keep) for keep in picked)
-    # the big dog covers nine cells; by chance alone the circle would be there in a quarter of them
+    things = (Thing("dog", "", "object", 0.3, 0.3, 1.0, 1.0), Thing("circle", "red", "shape", 0.9, 0.9, 0.1, 0.1))
+    sample = Sample(Scene(np.zeros((0, 0, 3), np.uint8), things), None)
+    shard = Shard((sample,), torch.zeros(1, 64, VISION).half(), torch.tensor([64]), torch.tensor([[1, 8, 8]]))
+    (circle,) = (i for i, thing in cells_of(sample, [1, 8, 8]) if thing.name == "circle")
+    picked = [tuning._subset(shard, 0, 24, np.random.default_rng(seed)).tolist() for seed in range(200)]
+    assert all(len(set(keep)) == 24 and keep == sorted(keep) for keep in picked)
+    # by chance alone the circle would be there in three of eight
     assert sum(circle in keep for keep in picked) > 0.85 * len(picked)
 
 
