@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mmsdk.errors import BudgetError, InputError, ModelError
+from mmsdk.vision.pooling import Pool, patches, pooled_grid
 from mmsdk.vision.shorten import WHOLE, Groups, Shortened, Shortener, Shortening
 from mmsdk.vision.types import Media, Video, VisualTokens
 from mmsdk.vision.vit import ViT
@@ -92,7 +93,7 @@ class Encoder:
 
     def count(self, size: tuple[int, int], frames: int = 1) -> int:
         """How many tokens an input of (height, width) pixels gives, without encoding it; a clip of one frame counts as a picture."""
-        steps, rows, columns = _pooled((frames, *self.preprocess.grid(size)), self._pool(frames))
+        steps, rows, columns = pooled_grid((frames, *self.preprocess.grid(size)), self._pool(frames))
         return steps * rows * columns
 
     @torch.no_grad()
@@ -104,11 +105,15 @@ class Encoder:
             groups[self.preprocess.grid(item.size)].append(i)
         found: dict[int, VisualTokens] = {}
         for grid, members in groups.items():
-            sight = self._see([_frames(media[i]) for i in members])
-            counts = [len(_frames(media[i])) for i in members]
-            columns = (x.split(counts) for x in (sight.features, sight.saliency, sight.keys))
-            for i, features, saliency, keys in zip(members, *columns, strict=True):
-                found[i] = _tokens(media[i], (features, saliency, keys), grid, self._pool(len(features)))
+            inputs = [_frames(media[i]) for i in members]
+            pools = [[Pool(grid, self._pool(len(frames))) for _ in range(3)] for frames in inputs]
+            for counts, sight in self._sights(inputs):
+                columns = (x.split(list(counts.values())) for x in (sight.features, sight.saliency[..., None], sight.keys))
+                for number, *parts in zip(counts, *columns, strict=True):
+                    for pool, part in zip(pools[number], parts, strict=True):
+                        pool.take(part)
+            for i, frames, pooled in zip(members, inputs, pools, strict=True):
+                found[i] = _tokens(media[i], pooled, (len(frames), *grid), self._pool(len(frames)))
         return [found[i] for i in range(len(media))]
 
     def plan(self, size: tuple[int, int], frames: int, by: Shortener, count: int) -> list[Shortening]:
@@ -145,16 +150,19 @@ class Encoder:
     def _pool(self, frames: int) -> tuple[int, int, int]:
         return (self.time_pool, self.frame_pool, self.frame_pool) if frames > 1 else (1, 1, 1)
 
-    def _see(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening = WHOLE) -> Sight:
+    def _see(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening) -> Sight:
         """All frames of inputs that share a grid, whatever their sizes in pixels."""
-        like = self.backbone.vit.position
-        sights = []
-        # normalised pixels take four times what bytes do, so that no more than one batch of them exists at a time
-        for parts in _batches(inputs, self.batch):
-            pixels = torch.cat([self.preprocess(part.to(like.device)).to(like.dtype) for part in parts])
-            sights.append(self.backbone(pixels, shortening))
+        sights = [sight for _, sight in self._sights(inputs, shortening)]
         features, saliency, keys = map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True))
         return Sight(features, saliency, keys, Groups.cat([s.groups for s in sights]))
+
+    def _sights(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening = WHOLE) -> Iterator[tuple[dict[int, int], Sight]]:
+        """The same a batch at a time, with the frames of each input in it, by the input's number."""
+        like = self.backbone.vit.position
+        # normalised pixels take four times what bytes do, so that no more than one batch of them exists at a time
+        for parts in _batches(inputs, self.batch):
+            pixels = torch.cat([self.preprocess(part.to(like.device)).to(like.dtype) for part in parts.values()])
+            yield {number: len(part) for number, part in parts.items()}, self.backbone(pixels, shortening)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,59 +215,36 @@ def _frames(item: Media) -> UInt8[Tensor, "f 3 h w"]:
     return item.frames if isinstance(item, Video) else item.pixels[None]
 
 
-def _batches(inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], batch: int) -> Iterator[list[UInt8[Tensor, "_ 3 _ _"]]]:
-    """The frames of all inputs in order, `batch` at a time and in the end what is left; a batch may run over several inputs."""
-    parts: list[Tensor] = []
+def _batches(inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], batch: int) -> Iterator[dict[int, UInt8[Tensor, "_ 3 _ _"]]]:
+    """The frames of all inputs in order, by input, `batch` at a time and in the end what is left; a batch may run over several inputs."""
+    parts: dict[int, Tensor] = {}
     room = batch
-    for frames in inputs:
+    for number, frames in enumerate(inputs):
         while len(frames):
-            part, frames = frames[:room], frames[room:]
-            parts.append(part)
-            room -= len(part)
+            parts[number], frames = frames[:room], frames[room:]
+            room -= len(parts[number])
             if not room:
                 yield parts
-                parts, room = [], batch
+                parts, room = {}, batch
     if parts:
         yield parts
 
 
-def _pooled(grid: tuple[int, int, int], pool: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The one place that says how many steps, rows and columns pooling leaves."""
-    (t, h, w), (pt, ph, pw) = grid, pool
-    return -(-t // pt), -(-h // ph), -(-w // pw)
-
-
-def _tokens(item: Media, seen: tuple[Tensor, Tensor, Tensor], grid: tuple[int, int], pool: tuple[int, int, int]) -> VisualTokens:
-    """From the features [f n d], saliency [f n] and keys [f n e] of an input's frames."""
-    full = len(seen[0]), *grid
-    features, saliency, keys = (_mean(x, full, pool) for x in (seen[0], seen[1][..., None], seen[2]))
+def _tokens(item: Media, pooled: Sequence[Pool], full: tuple[int, int, int], pool: tuple[int, int, int]) -> VisualTokens:
+    """From the features, the saliency and the keys of an input's frames."""
+    features, saliency, keys = (column.tokens() for column in pooled)
     times = item.times if isinstance(item, Video) else torch.zeros(1)
     return VisualTokens(
         features=features,
-        positions=_positions(_pooled(full, pool), features.device),
-        weight=_weight(full, pool, features.device),
-        grid=_pooled(full, pool),
+        positions=_positions(pooled_grid(full, pool), features.device),
+        weight=patches(full, pool, features.device),
+        grid=pooled_grid(full, pool),
         times=F.avg_pool1d(times[None], pool[0], ceil_mode=True, count_include_pad=False)[0].to(features.device),
         saliency=saliency[:, 0],
         keys=keys,
     )
 
 
-def _mean(x: Float[Tensor, "f n d"], grid: tuple[int, int, int], pool: tuple[int, int, int]) -> Float[Tensor, "m d"]:
-    if pool == (1, 1, 1):
-        return x.flatten(0, 1)
-    cells = F.avg_pool2d(x.transpose(1, 2).unflatten(2, grid[1:]).float(), pool[1:], ceil_mode=True, count_include_pad=False)
-    steps = F.avg_pool2d(cells.flatten(1)[None], (pool[0], 1), ceil_mode=True, count_include_pad=False)
-    return steps.reshape(-1, x.shape[2], cells[0, 0].numel()).transpose(1, 2).flatten(0, 1).to(x.dtype)
-
-
 def _positions(shape: tuple[int, int, int], device: torch.device) -> Int[Tensor, "m 3"]:
     axes = [torch.arange(size, device=device) for size in shape]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
-
-
-def _weight(grid: tuple[int, int, int], pool: tuple[int, int, int], device: torch.device) -> Float[Tensor, " m"]:
-    """How many patches each token stands for."""
-    frames = torch.ones(grid[0], device=device).split(pool[0])
-    cells = F.avg_pool2d(torch.ones(1, *grid[1:], device=device), pool[1:], ceil_mode=True, divisor_override=1)
-    return torch.outer(torch.stack([step.sum() for step in frames]), cells.flatten()).flatten()

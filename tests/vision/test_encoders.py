@@ -1,6 +1,7 @@
 """The contract of every vision encoder, on small random models of each family; one test per promise, over all of them."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import torch
 
 from mmsdk import plugins
 from mmsdk.errors import InputError, ModelError
-from mmsdk.vision.encode import Backbone, Encoder, Fit
+from mmsdk.vision.encode import Backbone, Encoder, Fit, Sight
 from mmsdk.vision.encoders.clip import Clip
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.encoders.siglip import Siglip
 from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.types import Image, Media, Video, VisionEncoder
 from mmsdk.vision.vit import ViT, ViTConfig
 from mmsdk.vision.weights import vit_from_onnx
@@ -128,9 +130,12 @@ def test_a_clip_is_its_pictures_pooled(encoder: VisionEncoder) -> None:
 @pytest.mark.parametrize("time_pool", [1, 2, 4])
 @pytest.mark.parametrize("frames", range(1, 10))
 def test_steps_are_frames_by_the_pool_rounded_up(frames: int, time_pool: int) -> None:
-    """VI-02, VI-03: in the count, the grid, the positions, the times and the weight alike; what lacks to a full step is not invented."""
+    """VI-02, VI-03: in the count, the grid, the positions, the times and the weight alike; what lacks to a full step is not invented.
+
+    Batches of three frames end in the middle of steps of two and of four.
+    """
     video = clip(frames, 42, 70)
-    encoder = Encoder(Dinov2(small()), FIT, frame_pool=1, time_pool=time_pool)
+    encoder = Encoder(Dinov2(small()), FIT, frame_pool=1, time_pool=time_pool, batch=3)
     (tokens,) = encoder([video])
     (plain,) = Encoder(Dinov2(small()), FIT, frame_pool=1)([video])
     steps, cells = -(-frames // time_pool), len(plain) // frames
@@ -213,6 +218,40 @@ def test_no_more_than_one_batch_is_made_ready_before_it_is_seen() -> None:
     vit.register_forward_pre_hook(count)
     Encoder(Dinov2(vit), Watched(), batch=3)([picture(84, 84), clip(7, 84, 84), picture(84, 84, 1), clip(2, 84, 84)])
     assert most == 3 and seen == [3, 3, 3, 2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """A `Backbone` that notes at each call how many of the batches that it gave before are still held."""
+
+    inner: Dinov2
+    given: list[weakref.ref[torch.Tensor]]
+    held: list[int]
+
+    @property
+    def vit(self) -> ViT:
+        return self.inner.vit
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    def __call__(self, pixels: torch.Tensor, shortening: Shortening = WHOLE) -> Sight:
+        sight = self.inner(pixels, shortening)
+        self.held.append(sum(batch() is not None for batch in self.given))
+        self.given.append(weakref.ref(sight.features))
+        return sight
+
+
+@pytest.mark.parametrize("time_pool", [1, 4])
+def test_a_clip_is_pooled_batch_by_batch(time_pool: int) -> None:
+    """While a batch is seen, no more is there of the frames before it than the last one and what pooling left."""
+    backbone = Watched(Dinov2(small(), middle=(0,)), [], [])
+    video = clip(18, 84, 84)
+    (tokens,) = Encoder(backbone, FIT, time_pool=time_pool, batch=3)([video])
+    (expected,) = Encoder(backbone.inner, FIT, time_pool=time_pool, batch=18)([video])
+    assert len(backbone.held) == 6 and max(backbone.held) <= 1
+    assert torch.allclose(tokens.features, expected.features, atol=1e-5) and torch.equal(tokens.positions, expected.positions)
 
 
 def test_middle_layers_stand_behind_the_final_one() -> None:
