@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
 
 from mmsdk.errors import BudgetError
+from mmsdk.tokencomp.share import nearest
 
 __all__ = ["Budget"]
 
@@ -33,5 +33,4 @@ class Budget:
             return Budget(amount)
         if not math.isfinite(amount) or not 0 < amount <= 1:
             raise BudgetError(f"budget fraction {amount} is outside (0, 1]; write a whole number for a token count")
-        # as a decimal, since 0.29 of 50 is a half, which a float product falls short of
-        return Budget(max(1, int((Decimal(str(amount)) * n).to_integral_value(ROUND_HALF_UP))))
+        return Budget(max(1, nearest(amount, n)))
