@@ -44,7 +44,6 @@ SPECS: list[str | list[str]] = [
     ["tome:0.75", "deft:0.3"],
     ["random:0.5", "pyramiddrop:0.5"],
     "cdpruner:0.4",
-    ["simplecluster:0.5", "p4q:0.5"],
     ["uniform:0.75", "cdpruner:0.5,sign=positive", "deft:0.5"],
 ]
 
