@@ -1,4 +1,4 @@
-"""Contracts as YAML, read by PyYAML's safe loader and strictly: what is misspelt, missing, doubled or of a wrong type is named."""
+"""Contracts as YAML, read strictly: what is misspelt, missing, doubled or of a wrong type is named."""
 
 import dataclasses
 import difflib
@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
 from mmsdk.errors import InputError
 from mmsdk.vla.contract import Contract
+from mmsdk.vla.strict_yaml import read_yaml
 
 __all__ = ["load_contract", "parse_contract"]
 
@@ -30,31 +29,10 @@ def parse_contract(text: str, item: str = "contract") -> Contract:
 
     The feature's fields of an action stand among the command's own. Raises InputError.
     """
-    try:
-        _check_keys(yaml.compose(text, Loader=yaml.SafeLoader), set(), item)
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"not YAML: {' '.join(str(error).split())}", item=item) from None
+    tree = read_yaml(text, item)
     built = _built(Contract, tree, item)
     assert isinstance(built, Contract)
     return built
-
-
-def _check_keys(node: Any, seen: set[int], item: str) -> None:
-    """Of two equal keys PyYAML lets the last win. `seen` are nodes that were looked at: an alias may lead back."""
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for entry in node.value:
-            _check_keys(entry, seen, item)
-    if isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise InputError(f"{', '.join(map(repr, twice))} stands there twice, at line {node.start_mark.line + 1}", item=item)
-        for _, value in node.value:
-            _check_keys(value, seen, item)
 
 
 def _built(kind: Any, tree: object, place: str) -> object:
