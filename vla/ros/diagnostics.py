@@ -49,7 +49,7 @@ def loop_status(report: LoopReport, tolerance: Tolerance = Tolerance(), name: st
         level = Level.ERROR
     if not report.ticks:
         level, told = Level.STALE, ["has not ticked"]
-    values = {
+    values: dict[str, object] = {
         "ticks": report.ticks,
         "requests": report.requests,
         **counts,
