@@ -99,7 +99,7 @@ def _signed(feature: Feature) -> bool:
 
 
 def _angles(feature: Feature) -> str:
-    """ "euler", "axis" or, for what is no angle, ""."""
+    """Which angles it is told in: "euler" or "axis"; "" for what is told otherwise."""
     layout = feature.layout if feature.kind == "rotation" else ""
     return "euler" if layout.startswith("euler") else "axis" if layout == "axis_angle" else ""
 

@@ -112,8 +112,9 @@ class Gate:
         """
         places = self._measuring(state, self._positions())
         self._follow(places)
-        held = None if self._rest is None else [Motion(place) for place in self._near(self._rest)]
-        if held is None or any(lane.parted(place, motion) for lane, place, motion in zip(self._lanes, places, held, strict=True)):
+        rest = places if self._rest is None else self._near(self._rest)
+        trios = zip(self._lanes, places, rest, strict=True)
+        if self._rest is None or any(lane.kind == "position" and lane.parted(place, Motion(held)) for lane, place, held in trios):
             self._rest = self._resting(state)
 
     def towards(self, action: Float[Tensor, " a"]) -> Verdict:

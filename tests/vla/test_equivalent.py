@@ -203,7 +203,7 @@ def test_a_quaternion_that_changes_its_sign_is_no_motion_behind_a_still_picture(
     contract = replace(turning("wxyz"), cameras=(Camera("side", 4, 4, "rgb", "hwc"),))
     freshness, picture = Freshness(contract), Image(torch.zeros(3, 4, 4, dtype=torch.uint8))
     q = torch.tensor([0.6, 0.8, 0.0, 0.0], dtype=torch.float64)
-    for tick in range(31):
+    for tick in range(32):
         now = 0.05 * tick
         freshness.take(Observation({"side": picture}, -q if tick % 2 else q, "", Stamp(now)), now)
     assert not freshness.stale(now)
