@@ -22,7 +22,8 @@ def unit(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     # the squares of large entries are beyond float32, and not every device has more than that
     tiny, x = torch.finfo(torch.float32).tiny, x.float()
     x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(tiny)
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.clamp_min(tiny)
 
 
 def rows_at(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tensor, "b m d"]:

@@ -159,5 +159,6 @@ def _stream() -> float:
 
 def _stored(path: Path) -> str:
     """What most of the file's matrices are stored as, as llama.cpp's users call it."""
-    kinds = Counter(tensor.kind.name for tensor in read_file(path).tensors.values() if len(tensor.shape) > 1)
-    return kinds.most_common(1)[0][0].lower()
+    kinds = Counter(str(tensor.kind.name) for tensor in read_file(path).tensors.values() if len(tensor.shape) > 1)
+    ((kind, _),) = kinds.most_common(1)
+    return kind.lower()

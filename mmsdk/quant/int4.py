@@ -26,7 +26,8 @@ GROUP = 32
 _MIDDLE = 8
 # Rows of codes that are laid out at a time, and the rows that every known layout treats alike.
 _PIECE, _TILE = 1024, 64
-# From here on it is faster to write the weights out once and multiply as usual: the kernel reads them anew for every four rows.
+# From here on it is faster to write the weights out once and multiply as usual: the kernel reads them anew for every four rows. Found on
+# a Xeon with AVX-512, on one thread.
 _MANY = 128
 
 
@@ -67,7 +68,7 @@ class Int4:
     def dequantised(self) -> Float[Tensor, "n columns"]:
         """The weights that the codes stand for, in float32."""
         centred = self.codes.unflatten(1, (self.scales.shape[1], -1)).float() - _MIDDLE
-        wide = centred * self.scales.float()[..., None] + self.zeros.float()[..., None]
+        wide: Tensor = centred * self.scales.float()[..., None] + self.zeros.float()[..., None]
         return wide.flatten(1)[:, : self.columns]
 
     def __call__(self, x: Float[Tensor, "*m columns"]) -> Float[Tensor, "*m n"]:

@@ -50,8 +50,8 @@ class DeFT:
         if item.saliency.shape[0] != len(item):
             raise InputError("deft ranks by the encoder's attention, and this encoder tells none", item="saliency", index=index)
         started = time.perf_counter()
-        index = top(item.saliency.float(), count + at_least(self.reserve, len(item) - count))
-        return keep(item, index, method="deft", scores=item.saliency, seconds=time.perf_counter() - started)
+        entering = top(item.saliency.float(), count + at_least(self.reserve, len(item) - count))
+        return keep(item, entering, method="deft", scores=item.saliency, seconds=time.perf_counter() - started)
 
     def layers(self, depth: int) -> tuple[int, ...]:
         """After half of the layers, rounded half up. Raises ModelError where there is no layer on one of the sides."""
