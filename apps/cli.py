@@ -20,7 +20,7 @@ from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["UsageError", "main"]
 
-COMMANDS = ("ask", "demo", "methods", "doctor", "weights", "bench")
+COMMANDS = ("ask", "demo", "robot", "methods", "doctor", "weights", "bench")
 
 
 class UsageError(Exception):
@@ -109,6 +109,7 @@ def _parser() -> tuple[Parser, dict[str, list[str]]]:
     declared = {
         "ask": _ask(commands.add_parser("ask", help="ask about pictures or clips", allow_abbrev=False)),
         "demo": _demo(commands.add_parser("demo", help="questions about three pictures and a clip, answered", allow_abbrev=False)),
+        "robot": _robot(commands.add_parser("robot", help="serve a policy to robots", allow_abbrev=False)),
         "methods": _methods(commands.add_parser("methods", help="list the methods that can be chosen by name", allow_abbrev=False)),
         "doctor": _doctor(commands.add_parser("doctor", help="look at this machine and say what is missing", allow_abbrev=False)),
         "weights": _weights(commands.add_parser("weights", help="fetch, list or verify model weights", allow_abbrev=False)),
@@ -160,6 +161,17 @@ def _demo(parser: Parser) -> list[str]:
         _option(parser, "--out", "FOLDER", "where the annotated pictures go", default="demo"),
         _option(parser, "--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini"),
         _switch(parser, "--json", "print one JSON object in place of the table"),
+    ]
+
+
+def _robot(parser: Parser) -> list[str]:
+    parser.add_argument("action", choices=("serve",), help="serve a policy over a websocket, to openpi's client too, until Ctrl-C")
+    parser.add_argument("policy", metavar="FILE.py:NAME", help="the function that gives the mmsdk.vla.wire.service.Service to be served")
+    return [
+        _option(parser, "--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1"),
+        _option(parser, "--port", "N", "the port to listen at; 0 takes a free one", int, 8000),
+        _option(parser, "--api-key-file", "FILE", "holds a key that clients must bring"),
+        _switch(parser, "--json", "print one JSON object when ready, and one at the end"),
     ]
 
 
