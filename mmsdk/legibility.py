@@ -1,0 +1,74 @@
+"""The guard over writing: a picture that is about its text, left with too few tokens to read it, is told, never passed over.
+
+Writing is what compression loses first. Starved is a picture full of writing of which more than half of the encoder's tokens have none
+among the kept that is alike (cosine 0.9; of merged tokens the group's mean is looked at). Where the encoder itself was shortened there are
+no full tokens to compare with, and less than a quarter kept counts as starved. Both bounds are ours.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.answer import Sight
+from mmsdk.encoded import Encoded
+from mmsdk.seeing import Seen
+from mmsdk.tokencomp.fidelity import best_cosine
+from mmsdk.vision.types import Media, Video
+from mmsdk.vision.writing import writing
+
+__all__ = ["LegibilityWarning", "guarded"]
+
+ALIKE, COVERED, SHARE = 0.9, 0.5, 0.25
+
+
+class LegibilityWarning(UserWarning):
+    """A picture that is full of writing was left with too few visual tokens to read it."""
+
+
+def guarded(media: Sequence[Media | Encoded], seen: Sequence[Seen], sights: Sequence[Sight]) -> tuple[Sight, ...]:
+    """The sights of a row, `seen` by the encoder, with a note on each picture whose writing the budget starves.
+
+    The same note is given as a LegibilityWarning. What was kept whole is not looked at, nor are clips.
+    """
+    return tuple(_guarded(*one) for one in zip(media, seen, sights, strict=True))
+
+
+def _guarded(media: Media | Encoded, seen: Seen, sight: Sight) -> Sight:
+    # looked at only where something was compressed: it takes a millisecond or two
+    if sight.audit.method == "identity" or not _is_dense(media):
+        return sight
+    kept = int(sight.audit.assignment.max()) + 1
+    note = _starved(seen, sight, kept) if kept < seen.full else ""
+    if not note:
+        return sight
+    warnings.warn(f"{sight.source}: {note}", LegibilityWarning, stacklevel=2)
+    return dataclasses.replace(sight, notes=(*sight.notes, note))
+
+
+def _is_dense(media: Media | Encoded) -> bool:
+    if isinstance(media, Encoded):
+        return media.writing.dense
+    return not isinstance(media, Video) and writing(media.pixels).dense
+
+
+def _starved(seen: Seen, sight: Sight, kept: int) -> str:
+    """What is to be said, or nothing."""
+    told = f"this picture is full of writing, and {kept} of its {seen.full} visual tokens"
+    if len(sight.audit.assignment) != len(seen.tokens):
+        return f"{told} are kept; keep more to have it read" if kept < SHARE * seen.full else ""
+    cosine = best_cosine(seen.tokens.features, _kept(seen, sight, kept))
+    coverage = float((cosine >= ALIKE).float().mean())
+    return f"{told} cover {coverage:.0%} of it (cosine {ALIKE}); keep more to have it read" if coverage < COVERED else ""
+
+
+def _kept(seen: Seen, sight: Sight, kept: int) -> Float[Tensor, "k d"]:
+    """What stands for each kept token: the mean of those that became it."""
+    owner = sight.audit.assignment
+    stays = owner >= 0
+    features = seen.tokens.features[stays].float()
+    sums = features.new_zeros(kept, features.shape[1]).index_add_(0, owner[stays], features)
+    return sums / torch.bincount(owner[stays], minlength=kept).clamp_min(1)[:, None]

@@ -1,0 +1,137 @@
+"""A clip that is still going on: frames come one after another, memory stays bounded, and it can be asked about at any time.
+
+    watch = pipe.watch("simplecluster", hold=1024)
+    for seconds, frame in camera:
+        watch.push(frame, seconds)
+    pipe(watch.encoded(), "What happened so far?")
+
+Held are encoder tokens, at most `hold` of them and those of one window of frames, and of each frame that came the time it was taken (four
+bytes). What holds for which method is told in `mmsdk.tokencomp.stream`.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from mmsdk import plugins
+from mmsdk.compress import METHODS
+from mmsdk.encoded import Encoded, moved
+from mmsdk.errors import InputError, PluginError
+from mmsdk.models.types import VLM
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.plan import keep
+from mmsdk.tokencomp.stream import Held, form
+from mmsdk.tokencomp.types import Compressor
+from mmsdk.vision.intake import Source, load_image
+from mmsdk.vision.types import Video, VisualTokens
+
+__all__ = ["Watch", "holding"]
+
+
+class Watch:
+    """Frames in, at any time an `Encoded` out, which is what `pipe.encode` gives for a clip.
+
+    `window` frames go through the encoder together; of them the pixels are held. A method that wants to know the question cannot work
+    before one is asked: PluginError.
+    """
+
+    def __init__(self, vlm: VLM, by: Compressor, hold: int, window: int = 8) -> None:
+        if window < 2:
+            raise InputError(f"a window of {window} frames is no clip; give 2 or more", item="window")
+        if by.asks:
+            raise PluginError(
+                f"{type(by).__name__.lower()} wants to know the question, which comes after the frames; choose another method"
+            )
+        self._vlm = vlm
+        self._window = window
+        self._held: Held = form(by, Planned(vlm, by), hold)
+        self._frames: list[UInt8[Tensor, "3 h w"]] = []
+        self._times: list[float] = []
+        self._size = (0, 0)
+        self._first = 0.0
+        self._last = -math.inf
+        self._count = 0
+
+    def push(self, frame: Source, seconds: float) -> None:
+        """One more frame, in any form that intake reads, and when it was taken, by any clock; the clip begins with its first frame.
+
+        Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
+        the one before; it is then as if it had not come.
+        """
+        pixels = self._checked(frame, seconds)
+        first = seconds if self._count == 0 else self._first
+        frames, times = [*self._frames, pixels], [*self._times, seconds - first]
+        if len(frames) == self._window:
+            self._held, frames, times = self._with(frames, times), [], []
+        self._frames, self._times, self._size = frames, times, (pixels.shape[1], pixels.shape[2])
+        self._first, self._last, self._count = first, seconds, self._count + 1
+
+    def encoded(self) -> Encoded:
+        """The clip so far, to be asked about; more frames may come afterwards. Raises InputError where none came yet."""
+        held = self._with(self._frames, self._times).tokens
+        if not held:
+            raise InputError("no frame has come yet; push one first", item="stream")
+        tokens = moved(held[0], torch.device("cpu"))
+        full = math.prod(tokens.grid)
+        notes = (f"of the {full} tokens of {self._count} frames {len(tokens)} are held",) if len(tokens) < full else ()
+        return Encoded(tokens, "stream", full, self._vlm.name, notes)
+
+    def _checked(self, frame: Source, seconds: float) -> UInt8[Tensor, "3 h w"]:
+        name = f"frame {self._count}"
+        try:
+            pixels = load_image(frame).pixels
+        except InputError as error:
+            raise InputError(error.message, item=name) from error
+        if self._count and pixels.shape[1:] != self._size:
+            raise InputError(f"is {tuple(pixels.shape[1:])}, the first is {self._size} (height, width); expected one size", item=name)
+        if not (math.isfinite(seconds) and seconds > self._last):
+            raise InputError(f"is of {seconds} s, after one of {self._last} s; expected finite, rising times", item=name)
+        return pixels
+
+    def _with(self, frames: list[UInt8[Tensor, "3 h w"]], seconds: list[float]) -> Held:
+        """What is held with these frames, which wait for their window to be full."""
+        if not frames:
+            return self._held
+        pixels, times = torch.stack(frames), torch.tensor(seconds, dtype=torch.float32)
+        if len(pixels) == 1 and self._held.tokens:
+            return self._held.push(_one_more(self._vlm, pixels, times))
+        (tokens,) = self._vlm.encoder([Video(pixels, times, "stream")])
+        return self._held.push(tokens)
+
+
+def holding(by: str) -> Compressor:
+    """A method by its name and knobs, without an amount. Raises PluginError for one that cannot hold frames until a question comes."""
+    asked = plugins.parse(by)
+    if asked.amount:
+        raise PluginError(f"{by!r}: how much is held is said by hold={asked.amount}, how much a question keeps by its own compress")
+    method = plugins.build(METHODS, asked)
+    if not isinstance(method, Compressor):
+        raise PluginError(f"{asked.name} does not work between encoder and decoder, so that no frames can wait for a question by it")
+    return method
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a method makes of an input, on the side of the projector that it works on; see `mmsdk.tokencomp.stream.Planner`."""
+
+    vlm: VLM
+    by: Compressor
+
+    @torch.no_grad()
+    def __call__(self, tokens: VisualTokens, count: int) -> Int[Tensor, " n"]:
+        """The group of every token."""
+        given = dataclasses.replace(tokens, features=self.vlm.connect([tokens])[0]) if self.by.side == "behind" else tokens
+        (found,) = self.by([given], [Budget(count)])
+        return found.audit.assignment
+
+
+def _one_more(vlm: VLM, pixels: UInt8[Tensor, "1 3 h w"], times: Tensor) -> VisualTokens:
+    """The step of a frame that follows others. A clip of one frame would be a picture, which is not pooled; of two alike, one is taken."""
+    (twice,) = vlm.encoder([Video(pixels.expand(2, -1, -1, -1), times.expand(2), "stream")])
+    steps, rows, columns = twice.grid
+    one = dataclasses.replace(twice, grid=(1, rows, columns), times=twice.times[:1], weight=twice.weight * steps / 2)
+    return keep(one, torch.arange(rows * columns, device=one.features.device), method="stream").tokens
