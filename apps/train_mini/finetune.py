@@ -27,7 +27,7 @@ from mmsdk.models.types import Tokenizer
 
 __all__ = ["Adapters", "Batch", "Recipe", "forward", "pack"]
 
-_WEIGHTS = {"caption": 0.3, "count": 2.0}
+_WEIGHTS = {"caption": 0.5, "count": 2.0}
 _AIMED, _ON_THINGS = 0.9, (0.1, 0.6)
 
 
