@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Answer": "mmsdk.answer",
+    "Encoded": "mmsdk.encoded",
     "Image": "mmsdk.vision.types",
+    "LegibilityWarning": "mmsdk.legibility",
     "Pipeline": "mmsdk.pipeline",
     "Video": "mmsdk.vision.types",
     "VisualTokens": "mmsdk.vision.types",
@@ -24,8 +26,10 @@ _HOMES = {
 __all__ = [
     "Answer",
     "BudgetError",
+    "Encoded",
     "Image",
     "InputError",
+    "LegibilityWarning",
     "MmsdkError",
     "ModelError",
     "Pipeline",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmsdk import plugins
 from mmsdk.errors import BudgetError, PluginError
+from mmsdk.target import AUTO, Target
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.methods.identity import Identity
@@ -39,10 +40,16 @@ M_co = TypeVar("M_co", bound=Method, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[M_co]):
-    """A method and how much it may keep of each visual input: a count (int) or a fraction (float)."""
+    """A method and how much it may keep of each visual input: a count (int), a fraction (float), or what a target has time for."""
 
     method: M_co
-    amount: int | float
+    amount: int | float | Target
+
+    def budget(self, n: int) -> Budget:
+        """The count of n tokens that may stay. Raises BudgetError where the amount does not fit, or is still a target."""
+        if isinstance(self.amount, Target):
+            raise BudgetError(f"a prefill of {self.amount.ms:g} ms is no number of tokens; a pipeline makes it one (mmsdk.fitting)")
+        return Budget.of(self.amount, n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ class Entering:
 class Compression:
     """Steps in order, each working on what the one before it left. No step at all keeps everything.
 
-    Raises PluginError for steps out of the order of their stages, and for two inside the encoder or inside the decoder.
+    Raises PluginError for steps out of the order of their stages, and for two inside the encoder or inside the decoder, BudgetError for
+    two whose amount is a target.
     """
 
     steps: tuple[Step[Method], ...] = ()
@@ -77,6 +85,8 @@ class Compression:
         for stage, steps in (("encoder", self.inside_encoder), ("decoder", self.inside_decoder)):
             if len(steps) > 1:
                 raise PluginError(f"only one method can work inside the {stage}, not all of {asked}")
+        if len(self.aimed) > 1:
+            raise BudgetError(f"only one step can be fitted to a time, not {len(self.aimed)} of {asked}")
 
     @property
     def inside_encoder(self) -> tuple[Step[Shortener], ...]:
@@ -99,6 +109,11 @@ class Compression:
         return Compression(self.steps[self._turn :])
 
     @property
+    def aimed(self) -> tuple[int, ...]:
+        """The place of the step whose amount is a target, if there is one."""
+        return tuple(place for place, step in enumerate(self.steps) if isinstance(step.amount, Target))
+
+    @property
     def asks(self) -> bool:
         """Whether any step wants to know the question."""
         return any(isinstance(step.method, Compressor) and step.method.asks for step in self.steps)
@@ -113,7 +128,7 @@ class Compression:
         for step in self.steps:
             if isinstance(step.method, Compressor):
                 sources = [item.tokens for item in result]
-                budgets = [Budget.of(step.amount, len(item)) for item in sources]
+                budgets = [step.budget(len(item)) for item in sources]
                 shorter = step.method(sources, budgets, query if step.method.asks else None)
                 result = [_joined(before, after) for before, after in zip(result, shorter, strict=True)]
         return result
@@ -125,7 +140,7 @@ class Compression:
             return [_whole(item) for item in between]
         (step,) = self.inside_decoder
         sources = [item.tokens for item in between]
-        budgets = [Budget.of(step.amount, len(item)) for item in sources]
+        budgets = [step.budget(len(item)) for item in sources]
         entered = step.method.enter(sources, budgets)
         return [_entering(step.method, *one) for one in zip(between, entered, budgets, strict=True)]
 
@@ -168,6 +183,10 @@ def _step(part: str | Step[Method]) -> Step[Method]:
     if isinstance(part, Step):
         return part
     asked = plugins.parse(part)
+    for knob, value in asked.knobs:
+        # a target written with <= reads like a knob
+        if knob.startswith(AUTO + "@"):
+            Target.parse(f"{knob}={value}")
     method = plugins.build(METHODS, asked)
     if not isinstance(method, Shortener | Compressor | Thinner):
         raise PluginError(f"{asked.name!r} in {METHODS} is no compressor: it fulfils none of the protocols of the stages")
@@ -176,7 +195,9 @@ def _step(part: str | Step[Method]) -> Step[Method]:
     return Step(method, _amount(asked.amount or "1.0", part))
 
 
-def _amount(text: str, part: str) -> int | float:
+def _amount(text: str, part: str) -> int | float | Target:
+    if text.startswith(AUTO):
+        return Target.parse(text)
     try:
         amount = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError:

@@ -4,8 +4,10 @@ pipe = pipeline("image-text-to-text")
 answer = pipe("photo.jpg", "What is on the table?")
 for piece in pipe.stream("clip.mp4", "What happens?"): print(piece, end="")
 answers = pipe([("a.jpg", "Which colour?"), ("b.png", "How many?")])
+photo = pipe.encode("photo.jpg")  # asked about again and again, encoded once
 """
 
+import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast, overload
@@ -15,6 +17,7 @@ import torch
 from mmsdk.answer import Answer, Tokens
 from mmsdk.compress import Compression, CompressionSpec, compression
 from mmsdk.decoder.quantised import precision
+from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
@@ -22,7 +25,9 @@ from mmsdk.generate.loop import Generated, Step, collect, generate
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
-from mmsdk.vision.intake import Source
+from mmsdk.tokencomp.types import Compressor
+from mmsdk.vision.intake import Source, load
+from mmsdk.watch import Watch, holding
 
 __all__ = ["Answer", "Context", "Pipeline", "Stream", "pipeline"]
 
@@ -31,7 +36,7 @@ TASKS = ("image-text-to-text",)
 
 def pipeline(
     task: str = "image-text-to-text",
-    model: str = "mini",
+    model: str | os.PathLike[str] = "mini",
     *,
     compress: CompressionSpec = "identity",
     dtype: str | torch.dtype = "auto",
@@ -48,11 +53,12 @@ def pipeline(
     BudgetError for a compression that cannot be, InputError for a batch size below 1.
     """
     if task not in TASKS:
-        raise ModelError(f"the task {task!r} is not supported; there is {', '.join(map(repr, TASKS))}")
+        known = ", ".join(map(repr, TASKS))
+        raise ModelError(f"the task {task!r} is not supported; there is {known}, and a model goes behind it: pipeline({TASKS[0]!r}, ...)")
     # what is wrong with the words is told before seconds are spent on weights
     steps = compression(compress)
     place = _device(device)
-    return Pipeline(open_model(model, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place)), steps, batch_size)
+    return Pipeline(open_model(os.fspath(model), resolve_dtype(dtype, place), place, resolve_quantize(quantize, place)), steps, batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Pipeline:
 
     @overload
     def __call__(
-        self, media: Source | Sequence[Source], question: str, *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
+        self, media: Given | Sequence[Given], question: str, *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., compress: CompressionSpec | None = ...,
     ) -> Answer: ...  # fmt: skip
 
@@ -84,7 +90,7 @@ class Pipeline:
 
     def __call__(
         self,
-        media: Source | Sequence[Source] | Sequence[Question],
+        media: Given | Sequence[Given] | Sequence[Question],
         question: str | None = None,
         *,
         max_tokens: int = 128,
@@ -109,14 +115,14 @@ class Pipeline:
         steps = self.compression if compress is None else compression(compress)
         if question is None:
             return self._batch(_pairs(media), config, steps)
-        (answer,) = self._batch([(cast(Source | Sequence[Source], media), question)], config, steps)
+        (answer,) = self._batch([(cast(Given | Sequence[Given], media), question)], config, steps)
         if isinstance(answer, MmsdkError):
             raise _alone(answer)
         return answer
 
     def stream(
         self,
-        media: Source | Sequence[Source],
+        media: Given | Sequence[Given],
         question: str,
         *,
         max_tokens: int = 128,
@@ -141,6 +147,28 @@ class Pipeline:
         (row,) = ready.rows.values()
         assert ready.context is not None, "a row without an error has a context"
         return Stream(self._pieces(row, ready.context, config, clock))
+
+    def encode(self, source: Source) -> Encoded:
+        """Encode a picture or a clip once, to ask about it often: what is given back stands wherever a picture may stand.
+
+        All its tokens are kept aside in the processor's memory, and each question chooses from them anew. Raises InputError for what cannot
+        be read, and for a list, whose items are encoded one by one.
+        """
+        if isinstance(source, list | tuple):
+            raise InputError(
+                "a list is several inputs; encode them one by one (a clip given as frames goes in as Frames or a Video)", item="source"
+            )
+        media = load(source)
+        (tokens,) = self.vlm.encoder([media])
+        return Encoded.of(media, tokens, self.vlm.name)
+
+    def watch(self, by: str | Compressor = "simplecluster", *, hold: int = 1024, window: int = 8) -> Watch:
+        """A clip whose frames come one after another, in bounded memory: at most `hold` tokens, chosen or merged `by` a method.
+
+        A method is named without an amount ("evs", "simplecluster:rounds=5"); `window` frames go through the encoder together. Raises
+        PluginError for a method that is unknown, does not work between encoder and decoder, or asks for the question.
+        """
+        return Watch(self.vlm, by if isinstance(by, Compressor) else holding(by), hold, window)
 
     def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression) -> list[Answer | MmsdkError]:
         found: dict[int, Answer | MmsdkError] = {}
@@ -226,8 +254,10 @@ def _pairs(items: object) -> list[Question]:
     if not isinstance(items, list | tuple):
         raise InputError('a question is missing; write pipe("photo.jpg", "What is this?"), or a list of such pairs', item="question")
     for index, item in enumerate(items):
-        if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], str)):
+        if not (isinstance(item, tuple | list) and len(item) == 2):
             raise InputError("an item of a batch is a pair (media, question)", item=type(item).__name__, index=index)
+        if not isinstance(item[1], str):
+            raise InputError(f"it is {type(item[1]).__name__}, expected a string", item="question", index=index)
     return [(media, question) for media, question in items]
 
 

@@ -21,9 +21,11 @@ def native_bfloat16() -> bool:
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """A dtype from its name; "auto" is bfloat16 where the device computes in it natively, else float32.
 
-    Raises ModelError for a name that is none of auto, float32, bfloat16, float16.
+    Raises ModelError for a name that is none of auto, float32, bfloat16, float16, and for a dtype that no model computes in.
     """
     if isinstance(dtype, torch.dtype):
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise ModelError(f"no model computes in {dtype}; choose auto, {', '.join(_NAMES)}")
         return dtype
     if dtype == "auto":
         native = native_bfloat16() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)

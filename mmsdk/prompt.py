@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.types import Image, Media, Video
 
@@ -28,7 +29,7 @@ class Text:
     content: str
 
 
-Segment = Text | Image | Video
+Segment = Text | Image | Video | Encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Prompt:
     segments: tuple[Segment, ...]
 
     @staticmethod
-    def of(media: Sequence[Media], question: str) -> "Prompt":
+    def of(media: Sequence[Media | Encoded], question: str) -> "Prompt":
         """The usual prompt: what is looked at, then what is asked. Raises InputError for a question that is empty or no Unicode."""
         if not question.strip():
             raise InputError("the question is empty; write what you want to know", item="question")
@@ -50,8 +51,8 @@ class Prompt:
         return Prompt((*media, Text(question)))
 
     @property
-    def media(self) -> tuple[Media, ...]:
-        """The images and clips, in order."""
+    def media(self) -> tuple[Media | Encoded, ...]:
+        """The images and clips, in order, also those that were encoded before."""
         return tuple(segment for segment in self.segments if not isinstance(segment, Text))
 
     @property

@@ -9,7 +9,7 @@ A batch goes through together. A row that fails becomes its error and leaves the
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from mmsdk.answer import Sight
 from mmsdk.compress import Compression, Entering, Step, named
-from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError
+from mmsdk.encoded import Encoded, moved
+from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt
 from mmsdk.tokencomp.audit import compose
-from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import untouched
 from mmsdk.tokencomp.types import Audit, Compressed
 from mmsdk.vision.shorten import Shortened, Shortener, Shortening, ShorteningEncoder
@@ -52,14 +52,18 @@ class Entered:
 
 
 def encode(vlm: VLM, prompts: Mapping[int, Prompt], compression: Compression = Compression()) -> dict[int, list[Seen] | MmsdkError]:
-    """Visual tokens of each row's media; all media of the batch go through the encoder together.
+    """Visual tokens of each row's media; all media of the batch go through the encoder together, but for what was encoded before.
 
     A budget that the step inside the encoder cannot meet is that row's error. Raises ModelError where the encoder takes no such step.
     """
     if compression.inside_encoder:
         return _encode_shortened(vlm, prompts, compression.inside_encoder[0])
-    tokens = iter(vlm.encoder([item for prompt in prompts.values() for item in prompt.media]))
-    return {index: [_seen(item, next(tokens)) for item in prompt.media] for index, prompt in prompts.items()}
+    tokens = iter(vlm.encoder([item for prompt in prompts.values() for item in prompt.media if not isinstance(item, Encoded)]))
+    rows = {
+        index: [item if isinstance(item, Encoded) else _seen(item, next(tokens)) for item in prompt.media]
+        for index, prompt in prompts.items()
+    }
+    return {index: _recalled(vlm, index, row) for index, row in rows.items()}
 
 
 def compress(compression: Compression, seen: Mapping[int, Sequence[Seen]]) -> dict[int, list[Seen] | MmsdkError]:
@@ -115,7 +119,7 @@ def _encode_shortened(vlm: VLM, prompts: Mapping[int, Prompt], step: Step[Shorte
     if not isinstance(encoder, ShorteningEncoder):
         raise ModelError(f"{named(step.method)} works inside the encoder, and that of {vlm.name!r} cannot be shortened; leave it out")
     plans, unfit = parted({index: _plans(encoder, index, prompt.media, step) for index, prompt in prompts.items()})
-    todo = [(item, plan) for index, row in plans.items() for item, plan in zip(prompts[index].media, row, strict=True)]
+    todo = [one for row in plans.values() for one in row]
     whole = iter(encoder([item for item, plan in todo if not plan]))
     short = iter(encoder.shortened([item for item, plan in todo if plan], [plan for _, plan in todo if plan]))
     results = (_shortened(item, next(short), encoder, named(step.method)) if plan else _seen(item, next(whole)) for item, plan in todo)
@@ -129,17 +133,44 @@ def _shortened(item: Media, result: Shortened, encoder: ShorteningEncoder, metho
     return Seen(encoder.count(item.size, _frames(item)), tokens, sight)
 
 
-def _plans(encoder: ShorteningEncoder, index: int, media: Sequence[Media], step: Step[Shortener]) -> list[list[Shortening]] | InputError:
+def _plans(
+    encoder: ShorteningEncoder, index: int, media: Sequence[Media | Encoded], step: Step[Shortener]
+) -> list[tuple[Media, list[Shortening]]] | InputError:
     """How the encoder is shortened for each frame of each input of a row; not at all where the budget is all that there is."""
     try:
-        return [_plan(encoder, item, step) for item in media]
-    except BudgetError as error:
+        return [(item, _plan(encoder, item, step)) for item in _fresh(media, step)]
+    except InputError as error:
         return error.at(index)
+
+
+def _fresh(media: Sequence[Media | Encoded], step: Step[Shortener]) -> Iterator[Media]:
+    for item in media:
+        if isinstance(item, Encoded):
+            told = f"{named(step.method)} works inside the encoder, and this was encoded before; ask with the picture itself"
+            raise InputError(told, item=item.source)
+        yield item
+
+
+def _recalled(vlm: VLM, index: int, row: Sequence[Seen | Encoded]) -> list[Seen] | InputError:
+    """A row with what was encoded before brought back; the row's error where another model encoded it."""
+    try:
+        return [_brought_back(vlm, item) if isinstance(item, Encoded) else item for item in row]
+    except InputError as error:
+        return error.at(index)
+
+
+def _brought_back(vlm: VLM, item: Encoded) -> Seen:
+    width = item.tokens.features.shape[1]
+    if item.model != vlm.name or width != vlm.encoder.width:
+        told = f"was encoded by {item.model!r}, {width} wide, and this is {vlm.name!r}, {vlm.encoder.width} wide; encode it by this one"
+        raise InputError(told, item=item.source)
+    tokens = moved(item.tokens, next(vlm.decoder.parameters()).device)
+    return dataclasses.replace(_seen(item, tokens), full=item.full)
 
 
 def _plan(encoder: ShorteningEncoder, item: Media, step: Step[Shortener]) -> list[Shortening]:
     full = encoder.count(item.size, _frames(item))
-    budget = Budget.of(step.amount, full)
+    budget = step.budget(full)
     return encoder.plan(item.size, _frames(item), step.method, budget.count) if budget.count < full else []
 
 
@@ -147,7 +178,7 @@ def _frames(item: Media) -> int:
     return len(item.frames) if isinstance(item, Video) else 1
 
 
-def _seen(media: Media, tokens: VisualTokens) -> Seen:
+def _seen(media: Media | Encoded, tokens: VisualTokens) -> Seen:
     audit = untouched(tokens).audit
     return Seen(len(tokens), tokens, Sight(media.source, tokens.grid, tokens.positions, tokens.saliency, audit, media.notes))
 

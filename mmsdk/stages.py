@@ -20,14 +20,17 @@ from mmsdk.decoder.prefill import Laid, prefilled
 from mmsdk.decoder.spans import Span, places
 from mmsdk.decoder.thinning import Cut, Thinned
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError
+from mmsdk.fitting import Fit, before, behind, by_plan, inside_encoder
 from mmsdk.kv.types import KVCache
+from mmsdk.legibility import guarded
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Layout, Prompt, Slot
-from mmsdk.seeing import Entered, asked, compress, connect, encode, enter, parted
+from mmsdk.seeing import Entered, Seen, asked, compress, connect, encode, enter, parted
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.types import Audit
-from mmsdk.vision.intake import Source, load
+from mmsdk.vision.intake import load
 
 __all__ = [
     "Clock",
@@ -44,7 +47,7 @@ __all__ = [
 ]
 
 # What a user writes for one question: the media (one, several or none) and the words.
-Question = tuple[Source | Sequence[Source], str]
+Question = tuple[Given | Sequence[Given], str]
 
 
 class Clock:
@@ -118,23 +121,28 @@ def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room:
 
     Rows are counted from `first`, where they are part of a longer batch.
     """
-    cuts = cuts_of(compression, vlm.decoder.config.layers)
+    cuts, fit = cuts_of(compression, vlm.decoder.config.layers), Fit.of(vlm, compression)
     with torch.no_grad():
         with clock.stage("load"):
             prompts, errors = parted(read(items, first))
-        with clock.stage("encode"):
-            seen, unseen = parted(encode(vlm, prompts, compression))
         with clock.stage("compress"):
-            shorter, unfit = parted(compress(compression.before, seen))
+            plans, missed = parted(fit(prompts))
+        with clock.stage("encode"):
+            fitted = {index: prompts[index] for index in plans}
+            seen, unseen = parted(by_plan(plans, fitted, inside_encoder, lambda plan, rows: encode(vlm, rows, plan)))
+        with clock.stage("compress"):
+            shorter, unfit = parted(by_plan(plans, seen, before, compress))
         with clock.stage("prefill"):
             embedded = connect(vlm, shorter)
         with clock.stage("compress"):
             questions = asked(vlm, {index: prompts[index] for index in embedded}) if compression.asks else {}
-            entered, unmet = parted(enter(compression.behind, embedded, questions))
+            entered, unmet = parted(by_plan(plans, embedded, behind, lambda plan, rows: enter(plan, rows, questions)))
         with clock.stage("prefill"):
             rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts)))
             context, told = _prefilled(vlm.decoder, list(rows.values()), room, cuts) if rows else (None, [])
-    return Prepared(dict(zip(rows, told, strict=True)), {**errors, **unseen, **unfit, **unmet, **long}, context)
+        with clock.stage("compress"):
+            ready = {index: _guarded(row, prompts[index], seen[index]) for index, row in zip(rows, told, strict=True)}
+    return Prepared(ready, {**errors, **missed, **unseen, **unfit, **unmet, **long}, context)
 
 
 def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
@@ -201,11 +209,15 @@ def _told(row: Row, place: int, run: Thinned, method: str, seconds: float) -> Ro
     return dataclasses.replace(row, sights=tuple(sights))
 
 
-def _read(index: int, media: Source | Sequence[Source], words: str) -> Prompt | InputError:
+def _guarded(row: Row, prompt: Prompt, seen: Sequence[Seen]) -> Row:
+    return dataclasses.replace(row, sights=guarded(prompt.media, seen, row.sights))
+
+
+def _read(index: int, media: Given | Sequence[Given], words: str) -> Prompt | InputError:
     # a list or tuple is always several inputs here, never the frames of one clip
-    sources = cast(Sequence[Source], media if isinstance(media, list | tuple) else [media])
+    sources = cast(Sequence[Given], media if isinstance(media, list | tuple) else [media])
     try:
-        return Prompt.of([load(source) for source in sources], words)
+        return Prompt.of([source if isinstance(source, Encoded) else load(source) for source in sources], words)
     except InputError as error:
         return error.at(index)
 

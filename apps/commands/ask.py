@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from mmsdk.answer import Answer
@@ -12,6 +13,7 @@ from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.legibility import LegibilityWarning
 from mmsdk.pipeline import Pipeline, pipeline
 from mmsdk.prompt import Prompt
 from mmsdk.vision.intake import check, load
@@ -32,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     steps = args.compress or "identity"
     with busy(f"loading {args.model}"):
         pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize)
+    # said below, with the other notes
+    warnings.simplefilter("ignore", LegibilityWarning)
     answer = (_whole if args.json else _streamed)(pipe, paths, question, config)
     for sight in answer.sights:
         for note in sight.notes:

@@ -85,6 +85,15 @@ def test_an_answer_may_be_interrupted_or_nobody_read_it(
     assert capsys.readouterr().err == ""
 
 
+def test_a_seed_says_the_same_streamed_and_whole(model: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["ask", str(photos / "coffee.png"), "What is it?", "--model", str(model), "--dtype", "float32", "--device", "cpu"]
+    words += ["--temperature", "1.5", "--seed", "5", "--max-tokens", "6"]
+    assert main(words) == 0
+    streamed = capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert streamed == json.loads(capsys.readouterr().out)["text"] + "\n"
+
+
 def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clip = str(clips / "carphone_pristine.mp4")
     assert main(["ask", clip, "Who is it?", "--model", str(model), "--max-tokens", "3"]) == 0

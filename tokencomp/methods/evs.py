@@ -15,10 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.plan import reading_key
+from mmsdk.tokencomp.plan import keep, reading_key
 from mmsdk.tokencomp.ranking import top
 from mmsdk.tokencomp.similarity import rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
+from mmsdk.tokencomp.stream import Held, appended
 from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
 
@@ -39,6 +40,33 @@ class EVS:
         self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
     ) -> list[Compressed]:
         return in_stacks("evs", tokens, budgets, _choose)
+
+    def held(self, count: int) -> Held:
+        """A clip while its frames come; the same tokens as of the whole clip, scores within a millionth of each other aside."""
+        return _Changed(count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """The `count` tokens that changed most so far, their scores, and the directions of the last frame, which the next is compared with."""
+
+    count: int
+    tokens: tuple[VisualTokens, ...] = ()
+    scores: tuple[Float[Tensor, " m"], ...] = ()
+    last: tuple[Float[Tensor, "1 n d"], ...] = ()
+
+    def push(self, tokens: VisualTokens) -> "_Changed":
+        """Score these frames; of them and what is held the highest stay."""
+        frames, rows, columns = tokens.grid
+        z = unit(tokens.features).view(frames, rows * columns, -1)
+        before = self.last or (torch.zeros_like(z[:1]),)
+        change = 1 - (z * torch.cat([*before, z[:-1]])).sum(dim=2)
+        if not self.last:
+            change[:1] = FIRST + _spaced(torch.ones_like(change[:1], dtype=torch.bool), self.count)
+        scores = torch.cat([*self.scores, change.flatten()])
+        index = top(scores, min(self.count, len(scores)))
+        kept = keep(appended(self.tokens, tokens), index, method="evs").tokens
+        return _Changed(self.count, (kept,), (scores[index],), (z[-1:],))
 
 
 def _choose(stack: Stack) -> list[Compressed]:

@@ -1,0 +1,137 @@
+"""Targets in a pipeline of real parts, small ones, on a machine that is said to read one token a millisecond."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmsdk.answer import Answer
+from mmsdk.compress import compression
+from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import BudgetError
+from mmsdk.fitting import lengths
+from mmsdk.latency import latency_file, latency_of
+from mmsdk.models.mini.family import Mini
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.pipeline import Pipeline
+from mmsdk.stages import Clock, prepare
+from mmsdk.tokenizer import TextTokenizer
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
+from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.types import Image, Video
+from mmsdk.vision.vit import ViT, ViTConfig
+from mmsdk.weights.gguf_file import read_file
+from mmsdk.weights.gguf_tokenizer import tokenizer_of
+
+
+@pytest.fixture(scope="module")
+def pipe(mini_language: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """Its machine's speed is what the file that measuring leaves is made to tell."""
+    torch.manual_seed(0)
+    vit = ViT(ViTConfig(width=32, layers=3, heads=2, hidden=64, grid=4)).eval().requires_grad_(False)
+    sizes = {"width": 48, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 12, "inner": 96, "context": 512}
+    decoder = Decoder(DecoderConfig(vocabulary=49152, **sizes)).eval().requires_grad_(False)
+    projector = Projector(ProjectorConfig(vision=32, hidden=32, language=48)).eval().requires_grad_(False)
+    tokenizer = tokenizer_of(read_file(mini_language).metadata)
+    assert isinstance(tokenizer, TextTokenizer)
+    small = Pipeline(Mini("small", Encoder(Dinov2(vit), Preprocess(area=16)), projector, decoder, tokenizer, context=512))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MMSDK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        latency_of(small.vlm)
+        file = latency_file(small.vlm)
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"lengths": [1, 1000], "ms": [1.0, 1000.0]}))
+        yield small
+
+
+def picture(seed: int, height: int = 56, width: int = 56) -> Image:
+    generator = torch.Generator().manual_seed(seed)
+    return Image(torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=generator), f"picture {seed}")
+
+
+def clip(seed: int) -> Video:
+    return Video(picture(seed).pixels.repeat(4, 1, 1, 1), torch.arange(4.0), f"clip {seed}")
+
+
+def words(pipe: Pipeline, question: str) -> int:
+    return 1 + len(pipe.vlm.tokenizer.encode(f"Question: {question}\nAnswer:"))
+
+
+@pytest.mark.parametrize("method", ["uniform", "simplecluster", "tome", "random"])
+def test_the_prompt_is_as_long_as_the_time_allows(pipe: Pipeline, method: str) -> None:
+    least = words(pipe, "What is it?")
+    for room in (2, 5, 9, 16, 100):
+        answer = pipe(picture(0), "What is it?", max_tokens=2, compress=f"{method}:auto@prefill<{least + room}ms")
+        assert answer.tokens.kept == min(room, 16) and answer.tokens.prompt == least + min(room, 16)
+
+
+def test_what_cannot_be_had_is_told(pipe: Pipeline) -> None:
+    least = words(pipe, "What is it?")
+    with pytest.raises(BudgetError, match=rf"prefill<{least}ms cannot be met: the {least} tokens of words .* about {least + 1} ms"):
+        pipe(picture(0), "What is it?", compress=f"uniform:auto@prefill<{least}ms")
+
+
+def test_a_question_without_sight_has_nothing_to_fit(pipe: Pipeline) -> None:
+    assert pipe([], "What is it?", max_tokens=3, compress="uniform:auto@prefill<1ms") == pipe([], "What is it?", max_tokens=3)
+
+
+def test_rows_of_a_batch_are_fitted_as_they_would_be_alone(pipe: Pipeline) -> None:
+    long = "Which of them is the larger one, and why do you think that it is so very much larger?"
+    items = [(picture(0), "What?"), ([picture(1), clip(2)], "What?"), (picture(3), long), ([], "Why?"), (clip(4), "What is it?")]
+    spec = f"uniform:auto@prefill<{words(pipe, 'What is it?') + 6}ms"
+    together = pipe(items, max_tokens=4, compress=spec)
+    assert isinstance(together[2], BudgetError) and together[2].index == 2
+    for (media, question), answer in zip(items, together, strict=True):
+        if question != long:
+            alone = pipe(media, question, max_tokens=4, compress=spec)
+            assert isinstance(answer, Answer) and answer == alone and answer.tokens == alone.tokens
+    assert pipe.stream(*items[0], max_tokens=4, compress=spec).answer == together[0]
+
+
+def test_inputs_of_different_sizes_keep_one_share(pipe: Pipeline) -> None:
+    """A picture of 16 tokens and one of 12; of both at most 14 have room."""
+    media, least = [picture(0), picture(1, 28, 84)], words(pipe, "Which?")
+    full = [pipe.vlm.encoder.count(item.size) for item in media]
+    answer = pipe(media, "Which?", max_tokens=2, compress=f"uniform:auto@prefill<{least + 14}ms")
+    kept = [int(audit.assignment.max()) + 1 for audit in answer.audit]
+    assert full == [16, 12] and kept == [8, 6]
+
+
+SPECS: list[list[str]] = [
+    ["random:0.5", "uniform:{}"],
+    ["uniform:{}", "fastv:0.5"],
+    ["tome:0.75", "fastv:{}"],
+    ["deft:{}"],
+    ["pyramiddrop:{}"],
+    ["uniform:{}", "fastv:3"],
+]
+
+
+@pytest.mark.parametrize("steps", SPECS, ids=str)
+def test_the_budget_of_a_chain_is_the_largest_that_fits(pipe: Pipeline, steps: list[str]) -> None:
+    """Each layer is counted with the tokens that it sees: with one token more the mean over the layers would be beyond the target."""
+    depth, least = 6, words(pipe, "What is it?")
+    for room in (6, 8, 10):
+        spec = [step.format(f"auto@prefill<{least + room}ms") for step in steps]
+        found = [pipe(picture(0), "What is it?", max_tokens=2, compress=spec)]
+        fitting = []
+        for count in range(1, 17):
+            try:
+                seen = lengths(compression([step.format(count) for step in steps]), [16], least, depth)
+            except BudgetError:
+                continue
+            fitting += [count] if sum(seen) / depth <= least + room else []
+        chosen = pipe(picture(0), "What is it?", max_tokens=2, compress=[step.format(max(fitting)) for step in steps])
+        assert found[0].tokens == chosen.tokens and torch.equal(found[0].audit[0].assignment, chosen.audit[0].assignment)
+
+
+@pytest.mark.parametrize("spec", [["uniform:0.5"], ["tome:0.5", "fastv:0.5"], ["deft:0.25"], ["random:8", "pyramiddrop:0.25"]], ids=str)
+def test_lengths_foretold_are_those_of_the_cache(pipe: Pipeline, spec: list[str]) -> None:
+    media = [picture(0), picture(1, 28, 84)]
+    context = prepare(pipe.vlm, compression(spec), [(media, "Which?")], 3, Clock(torch.device("cpu"))).context
+    assert context is not None
+    held = [int(context.cache.view(layer).lengths[0]) for layer in range(6)]
+    assert lengths(compression(spec), [16, 12], words(pipe, "Which?"), 6) == held
