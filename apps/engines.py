@@ -182,7 +182,8 @@ class _Ours:
         with torch.no_grad():
             hidden, cache = self._run(asked.prompt, asked.tokens)
         config = GenerationConfig(max_tokens=asked.tokens)
-        ids, stamps = [], []
+        ids: list[int] = []
+        stamps = []
         for step in generate(self.decoder, hidden[:, -1], cache, [config], self.tokenizer.decode, frozenset()):
             if isinstance(step.finish, ModelError):
                 raise step.finish
