@@ -7,8 +7,6 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 from mmsdk import __version__
 
 __all__ = ["ROOT", "commit", "hardware", "versions"]
@@ -21,6 +19,8 @@ LIBRARIES = ("numpy", "tokenizers", "torch", "transformers")
 
 def hardware() -> dict[str, str | int | float]:
     """The processor as the system names it, its cores and memory, bfloat16 units, and the GPU where there is one."""
+    import torch  # a kept result is printed without it
+
     facts: dict[str, str | int | float] = {
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 1,

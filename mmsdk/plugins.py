@@ -19,7 +19,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from mmsdk.errors import PluginError
 
-__all__ = ["Spec", "about", "available", "build", "find", "knobs", "load", "parse"]
+__all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,15 @@ def about(package: str, name: str) -> str:
 
 def find(package: str, name: str) -> types.ModuleType:
     """Import the plugin file `name` of `package`. Raises PluginError, saying what is near, where there is none."""
+    check(package, name)
+    return import_module(f"{package}.{name}")
+
+
+def check(package: str, name: str) -> None:
+    """Raises PluginError, saying what is near, where `package` has no plugin `name`; imports nothing."""
     names = available(package)
     if name not in names:
         raise PluginError(f"{package} has no {name!r}{_near(name, names)}")
-    return import_module(f"{package}.{name}")
 
 
 def knobs(package: str, name: str) -> dict[str, str]:

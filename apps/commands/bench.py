@@ -54,7 +54,7 @@ def _measured(text: str) -> dict[str, object]:
 def _committed(text: str) -> dict[str, object]:
     spec = plugins.parse(text)
     name = spec.name
-    plugins.find(PACKAGE, name)
+    plugins.check(PACKAGE, name)
     if spec.amount or spec.knobs:
         raise InputError("one result of each bench is kept, whatever its knobs; leave them out, or leave out --committed", item=text)
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
