@@ -1,6 +1,7 @@
 """What nobody should hand over and somebody will: other layouts and ranges, files that cannot be read, pictures already closed."""
 
 import gzip
+import http.client
 import io
 import json
 import mmap
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from typing import NoReturn
 
 import numpy as np
 import PIL.Image
@@ -195,6 +197,38 @@ def test_open_files_that_cannot_be_read_are_named(tmp_path: pathlib.Path) -> Non
                 load(file)
 
 
+class Failing(io.BytesIO):
+    """A file that fails, at one of its methods, as no file of Python's own would."""
+
+    def __init__(self, method: str, error: BaseException) -> None:
+        super().__init__(png())
+        setattr(self, method, self.fail)
+        self.error = error
+
+    def fail(self, *_: object) -> NoReturn:
+        raise self.error
+
+
+@pytest.mark.parametrize("method", ["read", "seek", "tell"])
+@pytest.mark.parametrize("error", [http.client.IncompleteRead(b"abc"), RuntimeError("gone"), TypeError("gone"), KeyError("gone")])
+def test_whatever_a_file_raises_names_it_and_leaves_the_batch_alone(method: str, error: Exception) -> None:
+    found, other = load_all([Failing(method, error), PIXELS])
+    assert isinstance(found, InputError) and "item 0 (file): cannot be read" in str(found) and type(error).__name__ in str(found)
+    assert isinstance(other, Image)
+    for stop in (KeyboardInterrupt(), MemoryError()):
+        with pytest.raises(type(stop)):
+            load(Failing(method, stop))
+
+
+def test_a_path_that_raises_is_named() -> None:
+    class Lost:
+        def __fspath__(self) -> str:
+            raise RuntimeError("no such bucket")
+
+    with pytest.raises(InputError, match="Lost: cannot be read: RuntimeError: no such bucket"):
+        load(Lost())
+
+
 def test_views_of_bytes_of_any_stride() -> None:
     doubled = bytearray(2 * len(png()))
     doubled[::2] = png()
@@ -257,9 +291,9 @@ def test_frames_that_are_no_clip_are_named(frames: object, told: str) -> None:
 
 # Without the checks of types that tests run under: what a user sees who passes what the signature does not allow.
 STRANGERS = """
-import json, os, torch, numpy as np
+import io, json, os, torch, numpy as np
 from mmsdk.errors import InputError
-from mmsdk.vision.intake import Frames, Sampling, load
+from mmsdk.vision.intake import Frames, Sampling, check, load
 from mmsdk.vision.types import Image, Video
 
 class Odd:
@@ -268,6 +302,9 @@ class Odd:
 class Silent:
     def read(self, size=-1): return None
 
+class Lost(list):
+    def __getitem__(self, index): raise KeyError(index)
+
 grey = torch.zeros(3, 4, 4, dtype=torch.uint8)
 strangers = {
     "none": None, "number": 5, "dictionary": {}, "object": object(), "generator": (x for x in ()), "nested": [[1]], "set": {1},
@@ -275,6 +312,7 @@ strangers = {
     "silent": Silent(),
     "float image": Image(torch.rand(3, 4, 4)), "flat image": Image(grey[0]), "image of an array": Image(grey.permute(1, 2, 0)),
     "few times": Video(grey[None], torch.zeros(2)), "image as video": Video(grey, torch.zeros(3)),
+    "lost frames": Frames(Lost([grey])), "class": lambda: load(io.BytesIO), "class checked": lambda: check(io.BytesIO),
     "half a frame": lambda: Sampling(frames=2.5),
 }
 told = {}
@@ -291,8 +329,15 @@ print(json.dumps(told))
 def test_what_is_no_source_at_all_is_an_input_error_too() -> None:
     done = subprocess.run([sys.executable, "-c", STRANGERS], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
-    assert len(told) == 18 and not [name for name, words in told.items() if words == "accepted" or len(words) < 20]
-    for name, hint in (("none", "NoneType"), ("number", "int"), ("odd path", "no such file"), ("silent", "binary"), ("few times", "2")):
+    assert len(told) == 21 and not [name for name, words in told.items() if words == "accepted" or len(words) < 20]
+    for name, hint in (
+        ("none", "NoneType"),
+        ("number", "int"),
+        ("odd path", "no such file"),
+        ("silent", "binary"),
+        ("few times", "2"),
+        ("lost frames", "KeyError: 0"),
+    ):
         assert hint in told[name]
     assert "uint8" in told["float image"] and "3 h w" in told["image of an array"]
 

@@ -17,7 +17,7 @@ from mmsdk.vision.intake.animation import decode_animation
 from mmsdk.vision.intake.arrays import Array, Colour, array_of, picture_of
 from mmsdk.vision.intake.image import decode, picture_in
 from mmsdk.vision.intake.limits import LIMITS, Limits
-from mmsdk.vision.intake.source import Encoded, EncodedSource, Frame, Readable, opened
+from mmsdk.vision.intake.source import Encoded, EncodedSource, Frame, Readable, named_unreadable, opened
 from mmsdk.vision.intake.video import decode_clip
 from mmsdk.vision.sampling import Sampling
 from mmsdk.vision.types import Image, Media, Video
@@ -121,7 +121,8 @@ def check(source: EncodedSource, *, limits: Limits = LIMITS, access: Access = AC
 
 
 def _written(source: Source) -> TypeGuard[EncodedSource]:
-    return isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | Readable)
+    # a class is no file, though it has the methods of one
+    return isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | Readable) and not isinstance(source, type)
 
 
 def _picture(found: Encoded, limits: Limits, background: Colour) -> Image:
@@ -142,7 +143,10 @@ def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, 
     chosen = list(range(count)) if times else sampling.indices(count, clip.fps)
     frames: list[Tensor] = []
     for index in chosen:
-        frames.append(_frame(clip.pictures[index], index, limits, background, access))
+        # the sequence may be the caller's own
+        with named_unreadable(f"frame {index}"):
+            picture = clip.pictures[index]
+        frames.append(_frame(picture, index, limits, background, access))
         if len(frames) == 1:
             _check_clip(len(chosen), frames[0], limits)
         if frames[-1].shape != frames[0].shape:

@@ -2,11 +2,8 @@
 
 import errno
 import io
-import lzma
 import os
 import stat
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +22,7 @@ from mmsdk.vision.intake.uri import file_path, read_data_uri
 from mmsdk.vision.intake.url import fetch
 from mmsdk.vision.types import Image, Video
 
-__all__ = ["Encoded", "EncodedSource", "Frame", "Readable", "Source", "Stream", "opened"]
+__all__ = ["Encoded", "EncodedSource", "Frame", "Readable", "Source", "Stream", "named_unreadable", "opened"]
 
 
 @runtime_checkable
@@ -58,9 +55,6 @@ Frame = EncodedSource | PIL.Image.Image | np.ndarray | Tensor | Image
 
 Source = Frame | Video | Sequence[Frame]
 """Anything that is one picture or one clip; a clip may be given as the sequence of its frames."""
-
-# What files raise that cannot be read: the closed, the write-only, and the packed (gzip, bz2, lzma, zip) that are damaged.
-UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +101,15 @@ def _located(source: str | os.PathLike[str], limits: Limits, access: Access) -> 
     elif scheme in {"http", "https"}:
         yield _encoded(io.BytesIO(fetch(address, access, limits)), address.partition("?")[0][:200])
     else:
-        path = file_path(address, access.files) if scheme == "file" else Path(os.fsdecode(source))
+        path = file_path(address, access.files) if scheme == "file" else _path(source)
         with _file(path) as stream:
             yield _encoded(stream, str(path))
+
+
+def _path(source: str | os.PathLike[str]) -> Path:
+    # `__fspath__` may be the caller's own
+    with named_unreadable(type(source).__name__):
+        return Path(os.fsdecode(source))
 
 
 def _flat(data: bytes | bytearray | memoryview) -> bytes | bytearray:
@@ -141,7 +141,8 @@ def _file(path: Path) -> io.BufferedReader:
 @contextmanager
 def _borrowed(source: Readable, limits: Limits) -> Iterator[Encoded]:
     """A file object of the caller's: read in place where it can seek, else into memory."""
-    if not isinstance(source, Readable):
+    # a class has the methods of its files, but there is nothing to read in it
+    if isinstance(source, type) or not isinstance(source, Readable):
         raise InputError(_not_a_source(source), item=type(source).__name__)
     item = _name(source)
     if not isinstance(source, Stream) or (place := _rewound(source, item)) is None:
@@ -178,20 +179,20 @@ class _Guarded:
 
 
 def _name(source: Readable) -> str:
-    name = getattr(source, "name", None)
+    with named_unreadable("file"):
+        name = getattr(source, "name", None)
     return name if isinstance(name, str) and name else "file"
 
 
 def _rewound(source: Stream, item: str) -> int | None:
     """Go to the beginning and say where the file was; None where it cannot seek."""
-    try:
-        place = source.tell()
-        source.seek(0)
-    except OSError:
-        return None
-    except UNREADABLE as error:
-        raise InputError(f"cannot be read: {error}", item=item) from None
-    return place
+    with named_unreadable(item):
+        try:
+            place = source.tell()
+            source.seek(0)
+        except OSError:
+            return None
+        return place
 
 
 def _drained(source: Readable, limits: Limits, item: str) -> bytes:
@@ -218,14 +219,15 @@ def _encoded(stream: Stream, item: str) -> Encoded:
 
 @contextmanager
 def named_unreadable(item: str) -> Iterator[None]:
-    """Turn what files raise that cannot be read into an InputError that names the file."""
+    """Turn whatever an object of the caller's raises into an InputError that names it; held around calls into that object alone."""
     try:
         yield
-    except InputError:
+    except (InputError, MemoryError):
         raise
-    except UNREADABLE as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"cannot be read: {reason}", item=item) from None
+    except Exception as error:
+        # no list would be whole: the object is another program's (a socket, an archive, a bucket), and so is what it raises
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        raise InputError(f"cannot be read: {reason}", item=item) from error
 
 
 def _not_a_source(source: object) -> str:
