@@ -40,7 +40,9 @@ class Prompt:
 
     @staticmethod
     def of(media: Sequence[Media | Encoded], question: str) -> "Prompt":
-        """The usual prompt: what is looked at, then what is asked. Raises InputError for a question that is empty or no Unicode."""
+        """What is looked at, then what is asked. Raises InputError for a question that is no string, empty or no Unicode."""
+        if not isinstance(question, str):
+            raise InputError(f"it is {type(question).__name__}, expected a string; write what you want to know in quotes", item="question")
         if not question.strip():
             raise InputError("the question is empty; write what you want to know", item="question")
         try:

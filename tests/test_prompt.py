@@ -1,5 +1,7 @@
 """Prompts and layouts, without a model: who stands where, and how many there are."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -25,6 +27,13 @@ def test_media_keep_the_order_of_their_segments() -> None:
 def test_an_empty_or_broken_question_is_refused(question: str) -> None:
     with pytest.raises(InputError, match="question"):
         Prompt.of([image(4, 4)], question)
+
+
+@pytest.mark.parametrize("question", [5, ["What?"], b"What?", None])
+def test_a_question_that_is_no_string_is_refused(question: object) -> None:
+    with pytest.raises(InputError, match=f"question: it is {type(question).__name__}, expected a string"):
+        # without the check of types that tests add
+        inspect.unwrap(Prompt.of)([image(4, 4)], question)  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_counts_and_positions_come_from_the_layout() -> None:
