@@ -261,6 +261,16 @@ def test_a_pil_image_of_any_mode_is_a_picture_or_an_error_that_names_the_mode(mo
     assert named or (isinstance(found, Image) and found.size == (2, 3))
 
 
+def test_32_bits_with_values_of_8_are_taken_as_8_with_a_note_and_16_bits_are_scaled() -> None:
+    small = load_image(PIL.Image.fromarray(np.array([[0, 100, 255]], np.int32)))
+    assert small.pixels[0].tolist() == [[0, 100, 255]] and "8 bits" in small.notes[0]
+    for deep in (PIL.Image.fromarray(np.array([[0, 257, 65535]], np.int32)), PIL.Image.fromarray(np.array([[0, 257, 65535]], np.uint16))):
+        image = load_image(deep)
+        assert image.pixels[0].tolist() == [[0, 1, 255]] and not image.notes
+    dark = load_image(b"P5 2 1 65535\n\x00\x00\x00\xff")
+    assert dark.pixels[0].tolist() == [[0, 1]] and not dark.notes
+
+
 def test_a_pil_image_is_read_at_the_frame_where_it_stands() -> None:
     file = io.BytesIO()
     frames = [PIL.Image.new("RGB", (4, 4), (level, 0, 0)) for level in (0, 100, 200)]

@@ -65,7 +65,9 @@ def decode(picture: PIL.Image.Image, background: Colour, limits: Limits, item: s
         raise InputError("was closed before its pixels were read; pass its path, or call its load() before it is closed", item=item)
     with named_failures(item):
         notes = _notes(picture)
-        return Image(to_pixels(rgb(picture, background, item)), item, notes)
+        pixels = to_pixels(rgb(picture, background, item))
+        told = ("mode I says nothing of its range; all values lie in 0..255 and were taken as 8 bits",) if _small(picture) else ()
+        return Image(pixels, item, notes + told)
 
 
 def rgb(picture: PIL.Image.Image, background: Colour, item: str) -> npt.NDArray[np.uint8]:
@@ -148,15 +150,23 @@ def _notes(picture: PIL.Image.Image) -> tuple[str, ...]:
     return ("the first of several frames; load_video reads them all",) if several else ()
 
 
+def _small(picture: PIL.Image.Image) -> bool:
+    """Whether 32 bits hold values of 8, as they do of an array of int32; a PNG or PGM in this mode is known to be of 16."""
+    if picture.mode != "I" or picture.format in ("PNG", "PPM"):
+        return False
+    values = np.asarray(picture)
+    return bool(values.min() >= 0 and values.max() <= 255)
+
+
 def _eight_bit(picture: PIL.Image.Image, item: str) -> npt.NDArray[np.uint8]:
     """h w c with c 1, 3 or 4."""
     mode = picture.mode
     if mode.startswith("I"):
-        # 16 bits, whatever PIL keeps them in
+        # 16 bits, whatever PIL keeps them in, unless they are seen to be 8
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise InputError(f"mode {mode} values lie in [{values.min()}, {values.max()}], expected [0, 65535]", item=item)
-        return eight_bit(values.astype(np.uint16), item)[..., None]
+        return eight_bit(values.astype(np.uint8 if _small(picture) else np.uint16), item)[..., None]
     if mode == "F":
         return eight_bit(np.asarray(picture), item)[..., None]
     wanted = "RGBA" if picture.has_transparency_data else "L" if mode in ("1", "L") else "RGB"
