@@ -17,6 +17,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from mmsdk.errors import InputError
 from mmsdk.vision.intake import Frames, Limits, check, load, load_all, load_image, load_video
@@ -100,6 +101,18 @@ def test_numbers_that_are_no_pixels_are_named_with_the_fix(array: np.ndarray | t
     with pytest.raises(InputError, match=fix) as error:
         load(array)
     assert error.value.item in {"array", "tensor"}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_give_no_numbers_are_named() -> None:
+    for layout in (torch.strided, torch.jagged):
+        for part in (torch.zeros(4, 4), torch.zeros(3, 4, 4)):
+            with pytest.raises(InputError, match="nested"):
+                load(torch.nested.nested_tensor([part, part], layout=layout))
+    with FakeTensorMode():
+        fake = torch.zeros(3, 4, 4)
+    with pytest.raises(InputError, match="tensor: FakeTensor .* make it a plain tensor"):
+        load(fake)
 
 
 def test_huge_arrays_are_refused_by_their_size_and_not_by_their_channels() -> None:

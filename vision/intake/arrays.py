@@ -23,17 +23,22 @@ CHANNELS = (1, 3, 4)
 def array_of(source: "Array | Tensor") -> Array:
     """A view of the source's numbers as numpy; a tensor comes to the CPU, and floats that numpy lacks (bfloat16, float8) become float32.
 
-    Raises InputError for a tensor without numbers of its own: sparse, quantised, or on the meta device.
+    Raises InputError for a tensor without numbers of its own: sparse, nested, quantised, or on the meta device.
     """
     if not isinstance(source, Tensor):
         # a plain array, because a matrix or a masked array has rules of its own
         return np.asarray(source)
-    if source.layout != torch.strided or source.is_quantized or source.is_meta:
-        told = f"a {source.layout} tensor of {source.dtype} on {source.device}"
+    if source.layout != torch.strided or source.is_nested or source.is_quantized or source.is_meta:
+        told = f"a {'nested' if source.is_nested else source.layout} tensor of {source.dtype} on {source.device}"
         raise InputError(f"{told} holds no plain numbers; make it dense", item="tensor")
     tensor = source.detach().cpu().resolve_conj().resolve_neg()
     lacking = tensor.is_floating_point() and tensor.dtype not in {torch.float16, torch.float32, torch.float64}
-    view: Array = (tensor.float() if lacking else tensor).numpy()
+    try:
+        view: Array = (tensor.float() if lacking else tensor).numpy()
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"{type(source).__name__} of {source.dtype} gives no numbers ({error}); make it a plain tensor", item="tensor"
+        ) from error
     return view
 
 

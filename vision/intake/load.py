@@ -159,6 +159,8 @@ def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, 
 def _check_frames(clip: Frames) -> None:
     """Raise InputError for what would be taken apart into something else than frames: a name into letters, a picture into rows."""
     pictures = clip.pictures
+    if isinstance(pictures, Tensor) and pictures.is_nested:
+        raise InputError("a nested tensor is no clip; pass the list of its parts, pictures.unbind()", item="frames")
     if isinstance(pictures, np.ndarray | Tensor):
         if pictures.ndim != 4:
             raise InputError(f"an array of shape {tuple(pictures.shape)} is no clip; expected t h w c or t c h w", item="frames")
