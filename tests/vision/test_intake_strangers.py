@@ -284,6 +284,12 @@ def test_32_bits_with_values_of_8_are_taken_as_8_with_a_note_and_16_bits_are_sca
     assert dark.pixels[0].tolist() == [[0, 1]] and not dark.notes
 
 
+def test_the_transparent_level_of_a_16_bit_png_shows_the_background() -> None:
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.array([[0, 300, 301, 65535]], np.uint16)).save(file, "PNG", transparency=300)
+    assert hwc(file, background=(9, 8, 7))[0].tolist() == [[0, 0, 0], [9, 8, 7], [1, 1, 1], [255, 255, 255]]
+
+
 def test_a_pil_image_is_read_at_the_frame_where_it_stands() -> None:
     file = io.BytesIO()
     frames = [PIL.Image.new("RGB", (4, 4), (level, 0, 0)) for level in (0, 100, 200)]

@@ -166,7 +166,10 @@ def _eight_bit(picture: PIL.Image.Image, item: str) -> npt.NDArray[np.uint8]:
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise InputError(f"mode {mode} values lie in [{values.min()}, {values.max()}], expected [0, 65535]", item=item)
-        return eight_bit(values.astype(np.uint8 if _small(picture) else np.uint16), item)[..., None]
+        grey = eight_bit(values.astype(np.uint8 if _small(picture) else np.uint16), item)
+        key = picture.info.get("transparency")
+        # a PNG's transparent level is told in the bits of its values, and compared before they are scaled
+        return np.dstack([grey] * 3 + [np.where(values == key, 0, 255).astype(np.uint8)]) if isinstance(key, int) else grey[..., None]
     if mode == "F":
         return eight_bit(np.asarray(picture), item)[..., None]
     wanted = "RGBA" if picture.has_transparency_data else "L" if mode in ("1", "L") else "RGB"
