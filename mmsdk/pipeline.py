@@ -250,15 +250,13 @@ def _alone(error: MmsdkError) -> MmsdkError:
     return error.at(None) if isinstance(error, InputError) else error
 
 
-def _pairs(items: object) -> list[Question]:
+def _pairs(items: object) -> Sequence[Question]:
+    """The batch as it is: what is wrong with one item becomes that item's error where it is read."""
+    if isinstance(items, Iterator):
+        raise InputError("pairs that come one after another are no batch yet; make it a list: pipe(list(...))", item=type(items).__name__)
     if not isinstance(items, list | tuple):
         raise InputError('a question is missing; write pipe("photo.jpg", "What is this?"), or a list of such pairs', item="question")
-    for index, item in enumerate(items):
-        if not (isinstance(item, tuple | list) and len(item) == 2):
-            raise InputError("an item of a batch is a pair (media, question)", item=type(item).__name__, index=index)
-        if not isinstance(item[1], str):
-            raise InputError(f"it is {type(item[1]).__name__}, expected a string", item="question", index=index)
-    return [(media, question) for media, question in items]
+    return items
 
 
 def _device(device: str | torch.device) -> torch.device:

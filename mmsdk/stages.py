@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -152,7 +151,7 @@ def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
 
 def read(items: Sequence[Question], first: int = 0) -> dict[int, Prompt | InputError]:
     """Load the media of every question; a row whose media or words cannot be used becomes the error, with its place in the batch."""
-    return {index: _read(index, media, words) for index, (media, words) in enumerate(items, first)}
+    return {index: _read(index, item) for index, item in enumerate(items, first)}
 
 
 def assemble(
@@ -213,9 +212,13 @@ def _guarded(row: Row, prompt: Prompt, seen: Sequence[Seen]) -> Row:
     return dataclasses.replace(row, sights=guarded(prompt.media, seen, row.sights))
 
 
-def _read(index: int, media: Given | Sequence[Given], words: str) -> Prompt | InputError:
+def _read(index: int, item: object) -> Prompt | InputError:
+    if not (isinstance(item, list | tuple) and len(item) == 2):
+        seen = f"{len(item)} values" if isinstance(item, list | tuple) else f"{item!r:.60}"
+        return InputError(f"{seen}, expected a pair (media, question)", item=type(item).__name__, index=index)
+    media, words = item
     # a list or tuple is always several inputs here, never the frames of one clip
-    sources = cast(Sequence[Given], media if isinstance(media, list | tuple) else [media])
+    sources = media if isinstance(media, list | tuple) else [media]
     try:
         return Prompt.of([source if isinstance(source, Encoded) else load(source) for source in sources], words)
     except InputError as error:

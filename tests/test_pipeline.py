@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import io
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.types import VLM
 from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Ids, Prompt, Slot
-from mmsdk.stages import Row, prefill
+from mmsdk.stages import Row, prefill, read
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
@@ -173,10 +174,17 @@ def test_a_single_bad_item_raises_and_names_no_batch(pipe: Pipeline) -> None:
 def test_a_forgotten_question_is_told(pipe: Pipeline, media: object) -> None:
     with pytest.raises(InputError, match="question is missing"):
         pipe(media)  # type: ignore[call-overload]  # the mistake under test
-    with pytest.raises(InputError, match="pair"):
-        pipe([media])  # type: ignore[list-item]  # the mistake under test
-    with pytest.raises(InputError, match=r"item 1 \(question\): it is bytes"):
-        pipe([("a.jpg", "What?"), ("b.jpg", b"What?")])  # type: ignore[list-item]  # the mistake under test
+    with pytest.raises(InputError, match="make it a list"):
+        inspect.unwrap(Pipeline.__call__)(pipe, ((item, "What?") for item in [media]))  # type: ignore[arg-type]  # the mistake under test
+
+
+@pytest.mark.parametrize("item", ["photo.jpg", "ab", None, 5, (), (picture(1), "What?", "Why?")])
+def test_an_item_that_is_no_pair_is_its_own_error_and_loses_no_other(item: object) -> None:
+    # without the check of types that tests add
+    found = inspect.unwrap(read)([(picture(0), "What?"), item, (picture(2), "What?")])  # type: ignore[list-item]  # the mistake under test
+    error = found[1]
+    assert isinstance(error, InputError) and error.index == 1 and "expected a " in str(error)
+    assert isinstance(found[0], Prompt) and isinstance(found[2], Prompt)
 
 
 def test_the_stream_joined_is_the_answer(pipe: Pipeline) -> None:
