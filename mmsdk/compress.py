@@ -166,7 +166,7 @@ def compression(spec: CompressionSpec) -> Compression:
     """
     if isinstance(spec, Compression):
         return spec
-    return Compression(tuple(_step(part) for part in ([spec] if isinstance(spec, str | Step) else spec)))
+    return Compression(tuple(_step(part) for part in (spec if isinstance(spec, list | tuple) else [spec])))
 
 
 def named(method: Method) -> str:
@@ -179,9 +179,11 @@ def _stages(method: Method) -> tuple[int, int]:
     return (0, 0) if isinstance(method, Shortener) else (3, 3) if isinstance(method, Thinner) else _SIDES[method.side]
 
 
-def _step(part: str | Step[Method]) -> Step[Method]:
+def _step(part: object) -> Step[Method]:
     if isinstance(part, Step):
         return part
+    if not isinstance(part, str):
+        raise PluginError(f'{part!r:.60} names no method; write compress="uniform:64", or a list of such strings')
     asked = plugins.parse(part)
     for knob, value in asked.knobs:
         # a target written with <= reads like a knob

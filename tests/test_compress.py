@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 import torch
 
@@ -74,6 +76,13 @@ def test_impossible_amounts(spec: str) -> None:
 def test_wrong_names_say_what_is_near(spec: str, hint: str) -> None:
     with pytest.raises(PluginError, match=hint):
         compression(spec)
+
+
+@pytest.mark.parametrize("spec", [64, 0.5, True, None, object(), b"uniform:64", [5], [None], ("uniform", 4), {"uniform": 4}])
+def test_what_names_no_method_is_told_how_to_write_one(spec: object) -> None:
+    # without the check of types that tests add
+    with pytest.raises((PluginError, BudgetError), match="uniform:64"):
+        inspect.unwrap(compression)(spec)  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_more_than_there_is() -> None:
