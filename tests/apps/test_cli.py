@@ -34,7 +34,7 @@ def picture(tmp_path: Path) -> str:
         (["ask", "a.png", "what?", "--max-tokens", "many"], "invalid int value"),
         (["ask"], "are required"),
         (["weights", "pul"], "pull"),
-        (["frobnicate"], "there are ask"),
+        (["qqqq"], "there are ask"),
         (["--frobnicate"], "does not know '--frobnicate'"),
         (["--verison"], "did you mean '--version'"),
         (["methods", "--jsn"], "did you mean '--json'"),

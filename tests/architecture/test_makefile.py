@@ -50,7 +50,9 @@ def tree(bare: Path) -> Path:
 
 
 def make(folder: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *words], cwd=folder, env=os.environ | settings, capture_output=True, text=True, check=False)
+    # the tests themselves are run by make, whose flags are not meant for this one
+    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES")}
+    return subprocess.run(["make", *words], cwd=folder, env=outside | settings, capture_output=True, text=True, check=False)
 
 
 def calls(folder: Path, word: str) -> int:
