@@ -13,8 +13,8 @@ from mmsdk.pipeline import Pipeline, pipeline
 __all__ = ["Startup"]
 
 LONGEST = 48  # tokens of an answer
-# A question of one word, and one that is answered by a sentence, about the demo's drawn scene.
-QUESTIONS = ("What is in the picture?", "Describe the picture.")
+# A question that takes a few words, and one that is answered by a sentence, about the demo's drawn scene.
+QUESTIONS = ("What is at the top?", "Describe the picture.")
 
 
 @dataclass(frozen=True, slots=True)
