@@ -13,8 +13,8 @@ from mmsdk.answer import Timings
 from mmsdk.apps.console import Cell
 from mmsdk.apps.train_mini.clips import Clip
 from mmsdk.apps.train_mini.features import Sample, draw, media_of
-from mmsdk.apps.train_mini.questions import QA
 from mmsdk.apps.train_mini.scenes import Artist, Scene
+from mmsdk.apps.train_mini.wording import QA
 from mmsdk.compress import METHODS, Compression, compression, named
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig

@@ -102,7 +102,7 @@ def _ground(
         projector.load_state_dict(load_file(path))
         return
     table = grounding.WordTable.of(decoder.embedding.weight.detach(), tokenizer)
-    parts = [grounding.gather(shard, table) for shard in shards if any(s.scene and s.scene.suite == "scene" for s in shard.samples)]
+    parts = [grounding.gather(shard, table) for shard in shards]
     grounding.ground(projector, grounding.joined(parts), table, steps=args.ground_steps, seed=args.seed)
     print("nearest words right on held-out patches:", grounding.probe(projector, grounding.gather(held, table), table))
     save_file(projector.state_dict(), path)

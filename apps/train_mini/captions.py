@@ -7,7 +7,7 @@ import numpy as np
 
 from mmsdk.apps.train_mini import vocabulary as words
 from mmsdk.apps.train_mini.clips import Clip
-from mmsdk.apps.train_mini.questions import on_the_table
+from mmsdk.apps.train_mini.questions_robot import on_the_table
 from mmsdk.apps.train_mini.scenes import Scene
 from mmsdk.errors import MmsdkError
 from mmsdk.pipeline import Pipeline

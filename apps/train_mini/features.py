@@ -20,9 +20,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mmsdk.apps.train_mini.clips import Actor, Clip, clip
-from mmsdk.apps.train_mini.questions import QA, about_clip, about_scene
+from mmsdk.apps.train_mini.questions import about_scene
+from mmsdk.apps.train_mini.questions_clip import about_clip
 from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
 from mmsdk.apps.train_mini.vocabulary import place_of
+from mmsdk.apps.train_mini.wording import QA
 from mmsdk.errors import InputError
 from mmsdk.vision.types import Image, Media, Video, VisionEncoder, VisualTokens
 

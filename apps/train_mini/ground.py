@@ -18,6 +18,8 @@ from tqdm import tqdm
 
 from mmsdk.apps.train_mini import vocabulary as words
 from mmsdk.apps.train_mini.features import Shard, cells_of, place_of_cell
+from mmsdk.apps.train_mini.questions_robot import on_the_table
+from mmsdk.apps.train_mini.scenes import Thing
 from mmsdk.models.mini.projector import Projector, place_features
 from mmsdk.models.types import Tokenizer
 
@@ -37,7 +39,7 @@ class WordTable:
     @staticmethod
     def of(embedding: Float[Tensor, "v e"], tokenizer: Tokenizer) -> "WordTable":
         """A table of all that is drawn: names, words and numbers, colours, places and moments."""
-        names = {*(kind.name for kind in words.OBJECTS), *words.SHAPES, *words.WORDS, *words.NUMBERS, "background"}
+        names = {*(kind.name for kind in words.OBJECTS), *words.SHAPES, *words.WORDS, *words.NUMBERS, *words.TABLETOP, "background"}
         lists = {"name": sorted(names), "colour": sorted(words.COLOURS), "place": list(words.PLACES), "moment": list(_MOMENTS)}
         vocabulary = {slot: {w: i for i, w in enumerate(ws)} for slot, ws in lists.items()}
         vectors = {slot: torch.stack([embedding[tokenizer.encode(" " + w)].float().mean(0) for w in ws]) for slot, ws in lists.items()}
@@ -55,17 +57,22 @@ class Patches:
 
 
 def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int = 0) -> Patches:
-    """All patches on things, and up to `backgrounds` others of each sample."""
+    """All patches on things, and up to `backgrounds` others of each sample.
+
+    A plain background has a colour like any thing, or the projector learns to drop it. Of robots only pictures are taken, and of those only
+    what lies on the table: the rest is in every one of them.
+    """
     rng = np.random.default_rng(seed)
     features, places, labels, owners = [], [], [], []
     for i, sample in enumerate(shard.samples):
-        photo = sample.scene is not None and (sample.scene.photo is not None or sample.scene.suite == "robot")
-        robot = sample.clip is not None and sample.clip.story == "robot"
-        if photo or robot:
+        if (sample.scene is not None and sample.scene.photo is not None) or (sample.clip is not None and sample.clip.story == "robot"):
             continue
         grid = [int(v) for v in shard.grids[i]]
         on = dict(cells_of(sample, grid))
         off = np.setdiff1d(np.arange(int(shard.counts[i])), np.fromiter(on, int, len(on)))
+        if sample.scene is not None and sample.scene.suite == "robot":
+            lying = {id(t) for t in on_the_table(sample.scene.things)}
+            on = {index: thing for index, thing in on.items() if id(thing) in lying}
         chosen = sorted([*on, *rng.permutation(off)[:backgrounds].tolist()])
         if len(on) > 64:
             chosen = sorted(rng.permutation(chosen)[:64].tolist())
@@ -73,14 +80,18 @@ def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int =
         features.append(tokens.features.half())
         places.append(place_features(tokens))
         owners += [i] * len(chosen)
-        for index in chosen:
-            t, place = place_of_cell(index, grid)
-            thing = on.get(index)
-            name = table.vocabulary["name"][thing.name if thing else "background"]
-            colour = table.vocabulary["colour"].get(thing.colour, -1) if thing and thing.kind in ("object", "shape") else -1
-            moment = -1 if grid[0] == 1 else min(t, len(_MOMENTS) - 1)
-            labels.append((name, colour, table.vocabulary["place"][place], moment))
+        plain = sample.scene.background if sample.scene is not None else ""
+        labels += [_label(table, grid, index, on.get(index), plain) for index in chosen]
     return Patches(torch.cat(features), torch.cat(places), torch.tensor(labels), torch.tensor(owners))
+
+
+def _label(table: WordTable, grid: Sequence[int], index: int, thing: Thing | None, background: str) -> tuple[int, int, int, int]:
+    """The word of each slot for one cell: of the thing that it shows, or of the background."""
+    t, place = place_of_cell(index, grid)
+    shown = background if thing is None else thing.colour if thing.kind in ("object", "shape") else ""
+    moment = -1 if grid[0] == 1 else min(t, len(_MOMENTS) - 1)
+    name = table.vocabulary["name"][thing.name if thing else "background"]
+    return name, table.vocabulary["colour"].get(shown, -1), table.vocabulary["place"][place], moment
 
 
 def joined(parts: Sequence[Patches]) -> Patches:

@@ -15,14 +15,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mmsdk.apps.train_mini.features import Sample, Shard
-from mmsdk.apps.train_mini.finetune import Adapters, Batch, Recipe, forward, layer_forward, loss_of, pack
+from mmsdk.apps.train_mini.finetune import Adapters, Recipe, forward, layer_forward, loss_of
+from mmsdk.apps.train_mini.packing import Batch, pack
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.models.mini.projector import Projector
 from mmsdk.models.types import Tokenizer
 
 __all__ = ["evaluate", "finetune"]
 
-_MIX = {"scene": 0.57, "photo": 0.02, "robot": 0.06, "clip": 0.32, "robot clip": 0.03}
+_MIX = {"scene": 0.50, "photo": 0.02, "robot": 0.13, "clip": 0.32, "robot clip": 0.03}
 STILLS, CLIPS = ("scene", "photo", "robot"), ("clip", "robot clip")
 _IMAGE_TOKENS, _IMAGE_SHARES = (64, 96, 128), (0.6, 0.25, 0.15)
 _CLIP_TOKENS, _CLIP_SHARES = (128, 160, 192), (0.3, 0.3, 0.4)
@@ -37,14 +38,14 @@ def family(sample: Sample) -> str:
 
 
 class Mixture:
-    """Draws rows by the shares of `_MIX` (of the families that are there); each shard is loaded only while it is drawn from."""
+    """Draws rows by the shares of `_MIX`, of the families that are there and the samples that something can be asked about."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.rows: dict[str, list[tuple[int, int]]] = {}
         for s, shard in enumerate(shards):
             for i, sample in enumerate(shard.samples):
-                if sample.clip is None or sample.clip.story == "robot" or sample.questions(np.random.default_rng(0)):
+                if sample.questions(np.random.default_rng(0)):
                     self.rows.setdefault(family(sample), []).append((s, i))
 
     def draw(self, rng: np.random.Generator, rows: int, families: Sequence[str]) -> tuple[Shard, list[int]]:

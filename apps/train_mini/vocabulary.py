@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 __all__ = [
-    "COLOURS", "HELD_OUT_PHOTOS", "HELD_OUT_SHAPES", "NUMBERS", "OBJECTS", "PHOTOS", "PLACES", "SHAPES", "WORDS",
+    "COLOURS", "HELD_OUT_PHOTOS", "HELD_OUT_SHAPES", "NUMBERS", "OBJECTS", "PHOTOS", "PLACES", "SHAPES", "TABLETOP", "WORDS",
     "Kind", "article", "held_out_pair", "place_of", "plural", "preposition",
 ]  # fmt: skip
 
@@ -70,6 +70,13 @@ PHOTOS: dict[str, tuple[str, str]] = {
     "motorcycle_left.png": ("motorcycle", "a red motorcycle in a garage"),
 }
 """File of scikit-image -> (main object, caption), written by looking at each photo."""
+
+TABLETOP = (
+    "backboard", "ball", "basketball", "bin", "block", "bottle", "box", "button", "cabinet", "coffee machine", "dial", "door", "drawer",
+    "faucet", "hammer", "handle", "hoop", "knob", "lever", "lid", "lock", "mug", "nail", "peg", "plate", "plug", "puck", "ring", "shelf",
+    "socket", "stick", "wall", "window",
+)  # fmt: skip
+"""What lies on the tables of the robot simulators."""
 
 HELD_OUT_PHOTOS = ("coffee.png", "rocket.jpg", "motorcycle_left.png")
 """Never seen in training, neither as a background nor as a photo."""

@@ -58,6 +58,18 @@ def test_patches_are_labelled_by_what_is_there(eyes: Encoder, table: WordTable) 
     assert set(found.labels[:, 3].tolist()) == {-1}
 
 
+def test_a_plain_background_has_a_colour_and_of_a_robot_scene_only_what_lies_on_the_table_is_named(eyes: Encoder, table: WordTable) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+    arm, mug = Thing("robot arm", "red", "object", 0.3, 0.3, 0.2, 0.2), Thing("mug", "white", "object", 0.875, 0.875, 0.2, 0.2)
+    items = [Scene(pixels, (Thing("circle", "red", "shape", 0.875, 0.875, 0.2, 0.2),), "grey"), Scene(pixels, (arm, mug), suite="robot")]
+    found = gather(encoded(iter(items), 2, eyes), table)
+    names, colours = table.vocabulary["name"], table.vocabulary["colour"]
+    assert found.labels[:16, 1].tolist() == [colours["grey"]] * 15 + [colours["red"]]
+    robot = found.labels[found.sample == 1]
+    assert robot[-1, :2].tolist() == [names["mug"], colours["white"]] and len(robot) < 16, "what shows the arm is no background"
+    assert set(robot[:-1, 0].tolist()) == {names["background"]} and set(robot[:-1, 1].tolist()) == {-1}
+
+
 def test_grounding_teaches_words(table: WordTable) -> None:
     torch.manual_seed(0)
     labels = torch.stack([torch.randint(8, (400,)), torch.randint(4, (400,)), torch.randint(9, (400,)), torch.full((400,), -1)], dim=1)
@@ -65,6 +77,6 @@ def test_grounding_teaches_words(table: WordTable) -> None:
     patches = Patches(seen.half(), torch.zeros(400, Projector.places), labels, torch.arange(400))
     projector = Projector(ProjectorConfig(36, 64, 24))
     before = probe(projector, patches, table)
-    ground(projector, joined([patches, patches]), table, steps=250, batch=128)
+    ground(projector, joined([patches, patches]), table, steps=400, batch=128)
     after = probe(projector, patches, table)
     assert set(after) == {"name", "colour", "place"} and max(before.values()) < 0.5 < 0.9 < min(after.values())

@@ -11,12 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmsdk.apps.train_mini import finetune as tuning
-from mmsdk.apps.train_mini import loop
+from mmsdk.apps.train_mini import loop, packing
 from mmsdk.apps.train_mini import vocabulary as words
 from mmsdk.apps.train_mini.clips import Clip, clip
 from mmsdk.apps.train_mini.features import Sample, Shard, build, cells_of, media_of
-from mmsdk.apps.train_mini.questions import COUNTS, about_clip, about_scene
+from mmsdk.apps.train_mini.questions import about_scene
+from mmsdk.apps.train_mini.questions_clip import about_clip
 from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
+from mmsdk.apps.train_mini.wording import COUNTS
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.errors import InputError
 from mmsdk.kv.none import NoCache
@@ -58,8 +60,8 @@ def tiny_shard() -> Shard:
     return Shard((Sample(scene, None),) * 4, features, torch.full((4,), 16), torch.tensor([[1, 4, 4]] * 4))
 
 
-def tiny_batch(blind: float = 0.0) -> tuning.Batch:
-    return tuning.pack(tiny_shard(), [0, 1], 220, [16, 9], Letters(), np.random.default_rng(0), {}, blind)
+def tiny_batch(blind: float = 0.0) -> packing.Batch:
+    return packing.pack(tiny_shard(), [0, 1], 220, [16, 9], Letters(), np.random.default_rng(0), {}, blind)
 
 
 def trained(decoder: Decoder) -> tuning.Adapters:
@@ -122,7 +124,7 @@ def test_a_part_of_the_picture_shows_every_thing_before_one_of_them_twice() -> N
     sample = Sample(Scene(np.zeros((0, 0, 3), np.uint8), things), None)
     shard = Shard((sample,), torch.zeros(1, 64, VISION).half(), torch.tensor([64]), torch.tensor([[1, 8, 8]]))
     (circle,) = (i for i, thing in cells_of(sample, [1, 8, 8]) if thing.name == "circle")
-    picked = [tuning._subset(shard, 0, 24, np.random.default_rng(seed)).tolist() for seed in range(200)]
+    picked = [packing._subset(shard, 0, 24, np.random.default_rng(seed)).tolist() for seed in range(200)]
     assert all(len(set(keep)) == 24 and keep == sorted(keep) for keep in picked)
     # by chance alone the circle would be there in three of eight
     assert sum(circle in keep for keep in picked) > 0.85 * len(picked)
@@ -157,7 +159,7 @@ def test_answers_are_predicted_from_the_token_before_them() -> None:
 def test_a_control_asks_the_same_questions_of_another_picture() -> None:
     shard, letters = tiny_shard(), Letters()
     packed = [
-        tuning.pack(shard, [0, 1], 220, [16, 16], letters, np.random.default_rng(0), {}, 0.0, seen) for seen in (None, [0, 1], [1, 2])
+        packing.pack(shard, [0, 1], 220, [16, 16], letters, np.random.default_rng(0), {}, 0.0, seen) for seen in (None, [0, 1], [1, 2])
     ]
     assert torch.equal(packed[0].ids, packed[1].ids) and torch.equal(packed[0].features, packed[1].features)
     assert torch.equal(packed[0].ids, packed[2].ids) and torch.equal(packed[2].features[:16], shard.features[1].float())
@@ -261,6 +263,36 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
     assert whole.keys() == broken.keys() and int(whole["optimiser.0.step"]) == 4
     for name, value in whole.items():
         assert torch.allclose(value, broken[name], atol=1e-6), name
+
+
+def test_nothing_is_drawn_that_nothing_can_be_asked_about() -> None:
+    shard = tiny_shard()
+    mute = Sample(Scene(np.zeros((0, 0, 3), np.uint8), (Thing("robot arm", "red", "object", 0.5, 0.5, 0.2, 0.2),), suite="robot"), None)
+    mixture = loop.Mixture(
+        [
+            replace(
+                shard,
+                samples=(
+                    mute,
+                    *shard.samples[1:],
+                ),
+            )
+        ]
+    )
+    assert mixture.rows == {"scene": [(0, 1), (0, 2), (0, 3)]}
+
+
+def test_half_of_what_is_claimed_of_a_motion_is_true(artists: tuple[Artist, Artist]) -> None:
+    answers = []
+    for i in range(60):
+        moving = clip(artists[0], np.random.default_rng(i))
+        ways = {actor.thing.name: actor.motion for actor in moving.actors}
+        for qa in about_clip(moving, np.random.default_rng(i)):
+            name, _, way = qa.question.removeprefix("Does the ").removesuffix("?").partition(" move ")
+            if name in ways and way:
+                assert qa.answer == ("yes" if ways[name] == way else "no")
+                answers.append(qa.answer)
+    assert len(answers) > 20 and 0.3 < answers.count("yes") / len(answers) < 0.7
 
 
 @pytest.fixture(scope="module")
