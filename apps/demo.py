@@ -54,7 +54,7 @@ def show(pipe: Pipeline, folder: Path, tell: Callable[[Asked, Answer, Path], Non
     for asked in ASKED:
         answer = pipe(asked.path, asked.question, max_tokens=LONGEST)
         picture = folder / f"{Path(asked.file).stem}.png"
-        drawn.append(draw([load(asked.path)], answer.sights, f"{asked.question} {answer}"))
+        drawn.append(draw([load(asked.path)], answer.sights, asked.question, str(answer)))
         drawn[-1].save(picture)
         tell(asked, answer, picture)
     _overview(drawn).save(folder / "overview.png", optimize=True)

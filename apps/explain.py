@@ -5,6 +5,7 @@ One row per input; an image is drawn beside itself, a clip as its frames from le
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -26,34 +27,35 @@ __all__ = ["check_path", "draw", "save"]
 SIDE = 336  # pixels of a panel's longer side
 GAP = 8
 LINE = 24
+BOLD = 1  # pixels that bold letters are wider
+QUESTION = "#1d4f91"
 FRAMES = 8  # a clip shows at most so many of its steps
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 HEAT, DIM = 0.45, 0.25
 
 Panel = UInt8[np.ndarray, "H W 3"]
+Font = PIL.ImageFont.FreeTypeFont | PIL.ImageFont.ImageFont
 
 
-def draw(media: Sequence[Media], sights: Sequence[Sight], caption: str = "") -> PIL.Image.Image:
-    """The picture for one answer: `sights[i]` tells how `media[i]` was looked at, `caption` is written above."""
+def draw(media: Sequence[Media], sights: Sequence[Sight], question: str = "", answer: str = "") -> PIL.Image.Image:
+    """The picture for one answer: `sights[i]` tells how `media[i]` was looked at; above stands the question, in colour, then the answer."""
     rows = [_row(item, sight) for item, sight in zip(media, sights, strict=True)]
     font = PIL.ImageFont.load_default(size=LINE * 2 // 3)
     width = max([GAP + sum(panel.shape[1] + GAP for panel in row) for row in rows] + [SIDE])
-    lines = _wrapped(caption, font, width - 2 * GAP)
-    height = GAP + LINE * len(lines) + sum(max(panel.shape[0] for panel in row) + LINE + GAP for row in rows)
-    page = PIL.Image.new("RGB", (width, height), "white")
-    pen = PIL.ImageDraw.Draw(page)
-    top = GAP
-    for line in lines:
-        pen.text((GAP, top), line, fill="black", font=font)
-        top += LINE
-    for row, sight in zip(rows, sights, strict=True):
+    asked, answered = (_wrapped(text, font, width - 2 * GAP - BOLD) for text in (question, answer))
+    accounts = [_wrapped(_account(sight), font, width - 2 * GAP) for sight in sights]
+    texts = (len(asked) + len(answered) + sum(map(len, accounts))) * LINE + (GAP if asked or answered else 0)
+    page = PIL.Image.new("RGB", (width, GAP + texts + sum(_height(row) + GAP for row in rows)), "white")
+    pen = _Pen(PIL.ImageDraw.Draw(page), font)
+    top = pen.write(asked, GAP, QUESTION, bold=True)
+    top = pen.write(answered, top, "black")
+    top += GAP if asked or answered else 0
+    for row, account in zip(rows, accounts, strict=True):
         left = GAP
         for panel in row:
             page.paste(PIL.Image.fromarray(panel), (left, top))
             left += panel.shape[1] + GAP
-        top += max(panel.shape[0] for panel in row)
-        pen.text((GAP, top), _account(sight), fill="dimgray", font=font)
-        top += LINE + GAP
+        top = pen.write(account, top + _height(row), "dimgray") + GAP
     return page
 
 
@@ -139,12 +141,44 @@ def _account(sight: Sight) -> str:
     return f"{source}: {kept} of {len(sight.positions)} tokens kept ({sight.audit.method})"
 
 
-def _wrapped(text: str, font: "PIL.ImageFont.FreeTypeFont | PIL.ImageFont.ImageFont", width: int) -> list[str]:
+def _height(row: Sequence[Panel]) -> int:
+    return max(panel.shape[0] for panel in row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    page: PIL.ImageDraw.ImageDraw
+    font: Font
+
+    def write(self, lines: Sequence[str], top: int, colour: str, bold: bool = False) -> int:
+        """Lines of text from `top` downwards; where the next one would begin."""
+        for number, line in enumerate(lines):
+            # the font has no bold face: the same letters once more, a little to the right
+            for shift in range(1 + BOLD * bold):
+                self.page.text((GAP + shift, top + number * LINE), line, fill=colour, font=self.font)
+        return top + len(lines) * LINE
+
+
+def _wrapped(text: str, font: Font, width: int) -> list[str]:
+    """Lines no longer than `width` pixels, broken between words, and within a word that is longer than a line."""
     lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and font.getlength(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
+    for paragraph in text.splitlines():
+        line = ""
+        for word in paragraph.split():
+            if font.getlength(f"{line} {word}".lstrip()) <= width:
+                line = f"{line} {word}".lstrip()
+                continue
+            *full, last = _cut(word, font, width)
+            lines += [line, *full] if line else full
+            line = last
+        lines += [line] if line else []
     return lines
+
+
+def _cut(word: str, font: Font, width: int) -> list[str]:
+    parts = [""]
+    for letter in word:
+        if parts[-1] and font.getlength(parts[-1] + letter) > width:
+            parts.append("")
+        parts[-1] += letter
+    return parts

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         for note in sight.notes:
             print(f"mmsdk: {sight.source}: {note}", file=sys.stderr)
     if args.explain:
-        save(draw([load(path) for path in paths], answer.sights, f"{question} {answer}"), Path(args.explain))
+        save(draw([load(path) for path in paths], answer.sights, question, str(answer)), Path(args.explain))
     if args.json:
         print(json.dumps(_told(answer, pipe.vlm.name)))
     return 0

@@ -1,5 +1,6 @@
 """The explaining picture shows what it claims: dropped patches dark, kept ones bright, important ones warm."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -67,10 +68,35 @@ def test_clips_show_their_frames_in_order_and_shapes_are_kept() -> None:
     assert [int(frame[20, 20, 0]) for frame in shown] == [0, 20, 40, 60, 80, 100]
 
 
-def test_a_caption_is_written_and_wrapped() -> None:
+def lines_of(page: PIL.Image.Image) -> list[str]:
+    """The text above the first panel, line by line: a "question" is blue, an "answer" black, "" is empty."""
+    pixels = np.asarray(page).astype(int)
+    top = int(((pixels == 200).all(axis=2).sum(axis=1) >= 30).argmax())
+    found = []
+    for line in range((top - 2 * GAP) // LINE):
+        band = pixels[GAP + line * LINE : GAP + (line + 1) * LINE]
+        blue, black = (band[..., 2] - band[..., 0] > 60).any(), (band.max(axis=2) < 110).any()
+        assert not (blue and black)
+        found.append("question" if blue else "answer" if black else "")
+    return found
+
+
+def test_the_question_stands_above_the_answer_in_a_colour_of_its_own() -> None:
     bare = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))])
-    long = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))], "What is on the table? " * 20)
-    assert long.width == bare.width and (long.height - bare.height) % LINE == 0 and long.height > bare.height + 3 * LINE
+    page = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))], "What is on the table? " * 5, "A cup.\nAnd a spoon.")
+    assert lines_of(page) == ["question", "question", "answer", "answer"]
+    assert (page.width, page.height) == (bare.width, bare.height + 4 * LINE + GAP)
+
+
+def test_long_words_and_long_names_stay_on_the_canvas() -> None:
+    """Nothing is written into the margins, and a word that is longer than a line goes on in the next."""
+    named = dataclasses.replace(sight((1, 16, 2), torch.arange(32)), source="W" * 80)
+    page = draw([grey(64, 8)], [named], "W" * 90, "W" * 90)
+    assert page.width == SIDE
+    pixels = np.asarray(page)
+    assert (pixels[:, :GAP] == 255).all() and (pixels[:, SIDE - GAP :] == 255).all() and (pixels[-GAP:] == 255).all()
+    count = len(lines_of(page)) // 2
+    assert lines_of(page) == ["question"] * count + ["answer"] * count and 3 <= count <= 9
 
 
 def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
@@ -96,7 +122,7 @@ def test_a_place_without_rights_is_told_before_the_work(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_written_after_all_is_an_input_error(tmp_path: Path) -> None:
-    page = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))], "caf\udcff 猫")
+    page = draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))], "caf\udcff 猫", "\udcff")
     save(page, tmp_path / "out.png")
     with pytest.raises(InputError, match="cannot be written there"):
         save(page, tmp_path / "gone" / "out.png")
