@@ -15,7 +15,7 @@ BENCHES = $(shell $(BIN)/python -c 'from mmsdk.plugins import available; print(*
 $(shell test ! -d $(VENV) || { test -x $(BIN)/python && test -f $(BIN)/activate; } || rm -rf $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-gpu clean build/check
+.PHONY: help demo test test-ros check bench bench-gpu clean build/check
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{printf "%-17s %s\n", $$1, $$2}'
@@ -33,7 +33,11 @@ check: $(VENV)/dev build/check ## format, lint, types and import rules
 	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p mmsdk
 	cd build/check && ../../$(BIN)/lint-imports ../../pyproject.toml --cache-dir ../../.import_linter_cache
 
-bench: $(VENV)/core ## run every bench on this machine
+test-ros: $(VENV)/dev ## the tests of ROS 2 nodes over a real network; installs rclpy into .venv (Python 3.11)
+	$(PIP) install -qq --constraint constraints.txt --editable '.[dev,ros]' 'cyclonedds>=11,<12'
+	$(BIN)/pytest tests/vla/ros
+
+bench: $(VENV)/dev ## run every bench on this machine
 	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
 
 bench-gpu: $(VENV)/dev ## the same on a GPU, after the kernels' tests: red prints no number
@@ -59,16 +63,35 @@ $(BIN)/python:
 	echo "making $(VENV) with $$($$found --version)"; \
 	$$found -m venv --clear $(VENV) || { rm -rf $(VENV); echo "$$found could not make $(VENV), see above" >&2; exit 1; }
 
+# pip in short lines where no terminal shows its progress: each large download, the unpacking, and every 20 seconds what is there by now.
+# Its own exit code would be lost in the pipe, so a word tells of its failure; the clock ends with the shell that started it.
+BRIEFLY = { $(INSTALL) || echo FAILED; } | { \
+	begun=$$(date +%s); \
+	say() { echo "  $$(($$(date +%s) - begun)) s: $$*"; }; \
+	size() { du -sh $(VENV) 2>/dev/null | cut -f1; }; \
+	{ while sleep 20 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do say "$(VENV) holds $$(size)"; done; } & clock=$$!; \
+	code=0; \
+	while read -r word rest; do case "$$word $$rest" in \
+	    "FAILED ") code=1 ;; \
+	    Downloading*"("[0-9][0-9]*" MB)" | Downloading*" GB)") say "downloading $${rest\#\#*/}" ;; \
+	    "Installing collected packages: "*) set -- $$rest; say "unpacking $$(($$\# - 2)) packages" ;; \
+	esac; done; \
+	kill $$clock; wait $$clock 2>/dev/null; \
+	[ $$code -ne 0 ] || say "$(VENV) is ready and holds $$(size)"; \
+	exit $$code; }
+
 $(VENV)/core: EXTRAS :=
+$(VENV)/core: SIZES := 0.4 GB to download and 1.4 GB on the disk
 $(VENV)/dev: EXTRAS := [dev]
+$(VENV)/dev: SIZES := 0.9 GB to download and 3.1 GB on the disk
+$(VENV)/core $(VENV)/dev: INSTALL = $(PIP) install --constraint constraints.txt --editable '.$(EXTRAS)'
 $(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "$(VENV) was made with a Python older than 3.11; remove it (make clean), then run make again" >&2; exit 1; }
 	@$(PIP) --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null || { \
 	    echo "$(VENV) has no pip and cannot get one; remove it (make clean), then run make again" >&2; exit 1; }
-	@echo "installing mmsdk$(EXTRAS) into $(VENV); the first time this downloads PyTorch and takes some minutes"
-	@[ -t 1 ] && quiet= || quiet=-qq; \
-	$(PIP) install $$quiet --constraint constraints.txt --editable '.$(EXTRAS)' || { \
+	@echo "installing mmsdk$(EXTRAS) into $(VENV): about $(SIZES) the first time (more where PyTorch comes with CUDA), some minutes"
+	@{ if [ -t 1 ]; then $(INSTALL); else $(BRIEFLY); fi; } || { \
 	    echo "Could not install into $(VENV), see above. Check the network, the space on the disk and your pip mirror or proxy (pip config list)," \
 	        "then run make again: what was done is kept." >&2; exit 1; }
 	@touch $(VENV)/core $@
@@ -76,4 +99,5 @@ $(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
 # Types and import rules are checked on what a user would get: the installed tree, where every package has its import name.
 build/check: $(VENV)/dev
 	@rm -rf $(BUILT)
+	@echo 'building $@, half a minute'
 	@$(PIP) install -qq --no-deps --no-build-isolation --target $@ .

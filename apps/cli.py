@@ -1,6 +1,6 @@
 """The command line: arguments, hints for typing mistakes, exit codes.
 
-Only this file is imported for help, and it imports neither torch nor a command, so help comes at once. Exit codes: 0 answered,
+Little more than this file is imported for help, and it imports neither torch nor a command, so help comes at once. Exit codes: 0 answered,
 1 something failed that is not the user's doing, 2 a wrong argument or input, 130 interrupted, 141 nobody reads the output any more.
 With --json, an error is one object on stdout too: {"error": {"type", "message", "item"}}.
 """
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mmsdk import __version__
+from mmsdk.apps.interrupts import INTERRUPTED, interruptible
 from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["UsageError", "main"]
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # the reader went away (`| head`)
         _discard_output()
@@ -65,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         args = _parse(words)
-        code: int = import_module(f"mmsdk.apps.commands.{args.command}").run(args)
+        command = import_module(f"mmsdk.apps.commands.{args.command}")
+        with interruptible():
+            code: int = command.run(args)
         return code
     except (UsageError, MmsdkError) as error:
         print(f"mmsdk: {error}", file=sys.stderr)
@@ -146,7 +149,9 @@ def _ask(parser: Parser) -> list[str]:
             parser,
             "--compress",
             "METHOD:AMOUNT",
-            'keep fewer visual tokens: "uniform:64", "random:0.25,seed=1"; given again, one after the other (`mmsdk methods` lists them)',
+            'keep fewer visual tokens of each input; AMOUNT is a count of them ("uniform:64"), a share, written with a point '
+            '("simplecluster:0.25"), or what a prefill has time for, in quotes ("simplecluster:auto@prefill<80ms"); knobs come behind it '
+            '("random:0.25,seed=1"); given again, one works after the other; `mmsdk methods` lists them',
         ),
         _option(parser, "--dtype", "NAME", "auto, float32, bfloat16 or float16", default="auto"),
         _option(parser, "--quantize", "NAME", "how the language model's matrices are stored: none, int8 or int4", default="none"),
@@ -185,7 +190,7 @@ def _doctor(parser: Parser) -> list[str]:
 
 def _weights(parser: Parser) -> list[str]:
     parser.add_argument("action", choices=("pull", "list", "verify"), help="pull fetches, list shows, verify hashes")
-    parser.add_argument("name", nargs="?", default=None, help="a bundle (default: mini; list shows all)")
+    parser.add_argument("name", nargs="?", default=None, help="a bundle (default: mini for pull, all for list and verify)")
     return [_switch(parser, "--json", "print one JSON object")]
 
 

@@ -1,6 +1,6 @@
-"""What programs show: plain tables, in a terminal no wider than it is, and a word while a person waits.
+"""What programs show: plain tables, no wider than can be read, and a word while a person waits at a terminal.
 
-Anywhere else than in a terminal a row is a line, for programs to read, and nobody waits.
+Tables are for people, wherever they read them; programs are given JSON.
 """
 
 import shutil
@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
-__all__ = ["Cell", "busy", "table", "terminal_width"]
+__all__ = ["Cell", "busy", "line_width", "table"]
 
 Cell = str | int | float | bool | None
 GAP = "  "
 NARROWEST = 12  # characters that a wrapped column keeps
+READABLE = 120  # characters of a line where there is no terminal that says how many it has
 
 
 @contextmanager
@@ -28,36 +29,47 @@ def busy(text: str) -> Iterator[None]:
         print(end=f"\r{' ' * len(line)}\r" if line else "", file=sys.stderr, flush=True)
 
 
-def terminal_width() -> int | None:
-    """Characters in a line of the terminal, None where the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+def line_width() -> int:
+    """Characters in a line: what COLUMNS says, else what the terminal has, else 120, as in a pipe or a file."""
+    return shutil.get_terminal_size((READABLE, 0)).columns
 
 
 def table(rows: Sequence[Mapping[str, Cell]], width: int | None = None) -> str:
     """Rows under one line of column names; columns in order of first appearance, numbers to the right.
 
-    Where the lines would be longer than `width` characters, the widest columns are wrapped.
+    Where the lines would be longer than `width` characters, the widest columns are wrapped, within a word (a path) only where nothing else
+    would do. Nothing is left out.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, *[[_text(row.get(name)) for name in columns] for row in rows]]
-    widths = _fitted([max(len(line[i]) for line in lines) for i in range(len(columns))], width)
+    widths = _fitted([[line[i] for line in lines] for i in range(len(columns))], width)
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
     drawn = [GAP.join(map(_pad, part, widths, numeric)).rstrip() for line in lines for part in _wrapped(line, widths)]
     return "\n".join(drawn)
 
 
-def _fitted(widths: list[int], width: int | None) -> list[int]:
-    """Column widths with the widest made narrower, one character at a time, until a line fits or nothing more can be taken."""
-    fitted = list(widths)
-    room = sum(widths) if width is None else width - len(GAP) * (len(widths) - 1)
-    while sum(fitted) > room and max(fitted) > NARROWEST:
-        fitted[fitted.index(max(fitted))] -= 1
+def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """Column widths with the widest made narrower, one character at a time, until a line fits or nothing more can be taken.
+
+    First no column becomes narrower than its longest word, then none narrower than NARROWEST.
+    """
+    fitted = [max(map(len, cells)) for cells in columns]
+    room = sum(fitted) if width is None else width - len(GAP) * (len(fitted) - 1)
+    for least in ([max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns], [0] * len(columns)):
+        while sum(fitted) > room:
+            spare = [wide if wide > max(NARROWEST, low) else 0 for wide, low in zip(fitted, least, strict=True)]
+            if not any(spare):
+                break
+            fitted[spare.index(max(spare))] -= 1
     return fitted
 
 
 def _wrapped(line: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
     """The lines that one row takes; cells that fit stand in the first of them as they are."""
-    cells = [[cell] if len(cell) <= width else textwrap.wrap(cell, width) for cell, width in zip(line, widths, strict=True)]
+    cells = [
+        [cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False)
+        for cell, width in zip(line, widths, strict=True)
+    ]
     return list(zip_longest(*cells, fillvalue=""))
 
 

@@ -7,8 +7,9 @@ There is no registry: a file that is there is available, under its own name.
 import ast
 import difflib
 import math
+import re
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 from mmsdk.errors import PluginError
 
 __all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "parse"]
+
+_CONSTANT = (ast.Constant, ast.Tuple, ast.expr_context, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,7 @@ def parse(text: str) -> Spec:
 
 def about(package: str, name: str) -> str:
     """The first line of a plugin file's docstring, read without importing it: some need seconds for that. "" where it has none."""
-    spec = find_spec(f"{package}.{name}")
-    if spec is None or spec.origin is None:
-        raise PluginError(f"{package} has no {name!r}{_near(name, available(package))}")
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(_source(package, name)) or ""
     return text.partition("\n")[0]
 
 
@@ -80,9 +80,19 @@ def check(package: str, name: str) -> None:
 
 
 def knobs(package: str, name: str) -> dict[str, str]:
-    """The knobs of a plugin in order, each with its default as text ("required" where there is none)."""
-    parameters = signature(_plugin(package, name)).parameters.values()
-    return {entry.name: "required" if entry.default is Parameter.empty else repr(entry.default) for entry in parameters}
+    """The knobs of a plugin in order, each with its default as text ("required" where there is none), read without importing it.
+
+    A default is told by its value where it is made of constants, the file's own among them, else as it stands in the file. Raises
+    PluginError for an unknown name and for a file that is no plugin.
+    """
+    check(package, name)
+    body = _source(package, name).body
+    exported = [text for node in body if isinstance(node, ast.Assign) for text in _exported(node)]
+    written = [node for node in body if isinstance(node, ast.ClassDef) and [node.name] == exported and _is_dataclass(node)]
+    if len(written) != 1:
+        raise _no_plugin(f"{package}.{name}", exported)
+    known = _constants(body)
+    return {knob: _default(value, known) for node in written[0].body if isinstance(node, ast.AnnAssign) for knob, value in _field(node)}
 
 
 def build(package: str, spec: Spec) -> object:
@@ -118,8 +128,61 @@ def _plugin(package: str, name: str) -> type:
     exported: Sequence[str] = getattr(module, "__all__", ())
     plugin = getattr(module, exported[0], None) if len(exported) == 1 else None
     if not isinstance(plugin, type) or not is_dataclass(plugin):
-        raise PluginError(f"{module.__name__} is no plugin: its __all__ must name exactly one dataclass, and names {list(exported)}")
+        raise _no_plugin(module.__name__, exported)
     return plugin
+
+
+def _no_plugin(module: str, exported: Sequence[str]) -> PluginError:
+    return PluginError(f"{module} is no plugin: its __all__ must name exactly one dataclass, and names {list(exported)}")
+
+
+def _source(package: str, name: str) -> ast.Module:
+    """The plugin file as it is written."""
+    spec = find_spec(f"{package}.{name}")
+    if spec is None or spec.origin is None:
+        raise PluginError(f"{package} has no {name!r}{_near(name, available(package))}")
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def _exported(node: ast.Assign) -> list[str]:
+    """The names of an assignment `__all__ = [...]`, none of any other."""
+    if ast.unparse(node.targets[0]) != "__all__" or not isinstance(node.value, ast.List | ast.Tuple):
+        return []
+    return [str(part.value) for part in node.value.elts if isinstance(part, ast.Constant)]
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any(re.match(r"(dataclasses\.)?dataclass\b", ast.unparse(decorator)) for decorator in node.decorator_list)
+
+
+def _field(node: ast.AnnAssign) -> list[tuple[str, ast.expr | None]]:
+    """Name and default of a line of the class that declares a field, nothing of one that declares a class variable."""
+    shared = re.match(r"(typing\.)?ClassVar\b", ast.unparse(node.annotation))
+    return [(node.target.id, node.value)] if isinstance(node.target, ast.Name) and not shared else []
+
+
+def _constants(body: Sequence[ast.stmt]) -> dict[str, object]:
+    """The names at the top of a file that stand for constants."""
+    known: dict[str, object] = {}
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_constant(node.value, known):
+            known[node.targets[0].id] = _evaluated(node.value, known)
+    return known
+
+
+def _default(value: ast.expr | None, known: Mapping[str, object]) -> str:
+    if value is None:
+        return "required"
+    return repr(_evaluated(value, known)) if _is_constant(value, known) else ast.unparse(value)
+
+
+def _is_constant(value: ast.expr, known: Mapping[str, object]) -> bool:
+    """Whether it is made of constants and arithmetic alone: nothing in it can be called."""
+    return all(isinstance(part, _CONSTANT) or (isinstance(part, ast.Name) and part.id in known) for part in ast.walk(value))
+
+
+def _evaluated(value: ast.expr, known: Mapping[str, object]) -> object:
+    return eval(compile(ast.Expression(value), "default", "eval"), dict(known))
 
 
 def _near(wrong: str, known: Sequence[str]) -> str:

@@ -162,7 +162,24 @@ def test_a_wrong_name_knob_or_value_says_what_would_be_right(package: str, text:
 def test_knobs_are_listed_with_their_defaults(package: str) -> None:
     listed = plugins.knobs(package, "prune")
     assert list(listed) == ["layer", "ratio", "exact", "by", "note", "seed", "window"]
-    assert (listed["layer"], listed["ratio"], listed["by"]) == ("required", "0.5", "'norm'")
+    assert (listed["layer"], listed["ratio"], listed["by"], listed["window"]) == ("required", "0.5", "'norm'", "(1, 2)")
+
+
+def test_knobs_are_read_without_running_the_file(package: str, tmp_path: Path) -> None:
+    fields = "ratio: float = 10 / 64\n    kind: ClassVar[str] = 'x'\n    least: float = -2 * LEAST\n    most: int = found()"
+    text = PRUNE.replace("ratio: float = 0.5", fields).replace("@dataclass", "LEAST = 8\n@dataclass")
+    (tmp_path / package / "slow.py").write_text(f"{text}\nraise RuntimeError('this file was run')\n")
+    listed = plugins.knobs(package, "slow")
+    assert list(listed) == ["layer", "ratio", "least", "most", "exact", "by", "note", "seed", "window"]
+    assert (listed["ratio"], listed["least"], listed["most"]) == ("0.15625", "-16", "found()")
+
+
+@pytest.mark.parametrize("name", ["unnamed", "function", "two"])
+def test_what_is_no_plugin_has_no_knobs(package: str, name: str) -> None:
+    with pytest.raises(PluginError, match=f"{name} is no plugin: its __all__ must name exactly one dataclass"):
+        plugins.knobs(package, name)
+    with pytest.raises(PluginError, match="did you mean 'plain'"):
+        plugins.knobs(package, "plian")
 
 
 def test_what_a_plugin_is_about_is_read_without_running_it(package: str, tmp_path: Path) -> None:

@@ -29,13 +29,11 @@ class Kernels:
         if self.op not in ("all", *names()):
             raise InputError(f"there are all, {', '.join(names())}; got {self.op!r}", item="op")
         chosen = names() if self.op == "all" else [self.op]
+        # compiled first: it is quick, and tells where there is no Triton
+        builds = [(name, case, target) for name in chosen for case in find(name).builds for target in TARGETS]
+        taken = [resources(find(name), case, torch.bfloat16, target) for name, case, target in builds]
         errors: dict[str, float] = {} if self.compile_only else _errors(chosen)
-        return [
-            _row(name, case.name, target, resources(find(name), case, torch.bfloat16, target), errors.get(name))
-            for name in chosen
-            for case in find(name).builds
-            for target in TARGETS
-        ]
+        return [_row(name, case.name, target, one, errors.get(name)) for (name, case, target), one in zip(builds, taken, strict=True)]
 
 
 def _row(op: str, case: str, target: str, taken: Resources, error: float | None) -> dict[str, Cell]:

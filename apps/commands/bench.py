@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from mmsdk import plugins
-from mmsdk.apps.console import Cell, table, terminal_width
+from mmsdk.apps.console import Cell, line_width, table
 from mmsdk.apps.report import ROOT, hardware, versions
 from mmsdk.errors import InputError, PluginError
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a result as a table or as one JSON object; without a name, print what there is."""
     if args.name is None:
         rows: list[dict[str, Cell]] = [{"bench": name, "about": plugins.about(PACKAGE, name)} for name in plugins.available(PACKAGE)]
-        print(json.dumps({"benches": rows}) if args.json else table(rows, terminal_width()))
+        print(json.dumps({"benches": rows}) if args.json else table(rows, line_width()))
         return 0
     text = _knob(args.name, "compile_only=true") if args.compile_only else args.name
     result = _committed(text) if args.committed else _measured(text)
@@ -67,7 +67,7 @@ def _committed(text: str) -> dict[str, object]:
 def _readable(result: Mapping[str, object]) -> str:
     head = [f"{key}: {_line(result[key])}" for key in ("bench", "command", "hardware", "versions")]
     rows = result["rows"]
-    return "\n".join([*head, "", table(rows, terminal_width()) if isinstance(rows, list) else ""])
+    return "\n".join([*head, "", table(rows, line_width()) if isinstance(rows, list) else ""])
 
 
 def _line(value: object) -> str:

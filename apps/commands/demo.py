@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmsdk.answer import Answer
-from mmsdk.apps.console import Cell, busy, table, terminal_width
+from mmsdk.apps.console import Cell, busy, line_width, table
 from mmsdk.apps.demo import Asked, show
 from mmsdk.errors import InputError
 from mmsdk.pipeline import pipeline
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"model": args.model, "ready_s": ready, "rows": rows}))
     else:
-        print(f"\n{table([_shown(row) for row in rows], terminal_width())}\n")
+        print(f"\n{table([_shown(row) for row in rows], line_width())}\n")
         print(f"visual, prompt and generated are tokens, the stages milliseconds; {args.model} was ready in {ready:.1f} s")
         print(f"pictures of what it looked at are in {folder}/")
     return 0

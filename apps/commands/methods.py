@@ -1,10 +1,10 @@
-"""`mmsdk methods`: what can be chosen by name, its knobs, and the first line of its description."""
+"""`mmsdk methods`: what can be chosen by name, its knobs, and the first line of its description; read from the files, none is imported."""
 
 import argparse
 import json
 
 from mmsdk import plugins
-from mmsdk.apps.console import Cell, table, terminal_width
+from mmsdk.apps.console import Cell, line_width, table
 
 __all__ = ["FAMILIES", "run"]
 
@@ -14,11 +14,13 @@ FAMILIES = {"compress": "mmsdk.tokencomp.methods"}
 
 def run(args: argparse.Namespace) -> int:
     """Print the methods of every family."""
-    rows = [_row(family, package, name) for family, package in FAMILIES.items() for name in plugins.available(package)]
-    print(json.dumps({"methods": rows}) if args.json else table(rows, terminal_width()))
+    # in a table, a list of knobs can be broken behind its spaces
+    between = "," if args.json else ", "
+    rows = [_row(family, package, name, between) for family, package in FAMILIES.items() for name in plugins.available(package)]
+    print(json.dumps({"methods": rows}) if args.json else table(rows, line_width()))
     return 0
 
 
-def _row(family: str, package: str, name: str) -> dict[str, Cell]:
-    knobs = ",".join(f"{knob}={default}" for knob, default in plugins.knobs(package, name).items())
+def _row(family: str, package: str, name: str, between: str) -> dict[str, Cell]:
+    knobs = between.join(f"{knob}={default}" for knob, default in plugins.knobs(package, name).items())
     return {"family": family, "name": name, "knobs": knobs, "about": plugins.about(package, name)}

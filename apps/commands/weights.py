@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from mmsdk.apps.console import Cell, table, terminal_width
+from mmsdk.apps.console import Cell, line_width, table
 from mmsdk.errors import InputError
 from mmsdk.weights.bundle import PartState, available, pull, verify
 
@@ -11,30 +11,39 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch, list or hash. Verifying returns 1 where something is damaged or missing. Raises InputError for an unknown bundle."""
-    _check(args.name)
+    """Fetch, list or hash. Raises InputError for an unknown bundle.
+
+    Verifying looks at every bundle, or at the one that is named; 1 where something is damaged, or where what was named is absent.
+    """
+    known = list(dict.fromkeys(state.bundle for state in available()))
+    if args.name is not None and args.name not in known:
+        raise InputError(f"no bundle is called so; there are {', '.join(known)}", item=args.name)
     if args.action == "pull":
         return _pull(args.name or "mini", args.json)
-    states = verify(args.name or "mini") if args.action == "verify" else [s for s in available() if args.name in (None, s.bundle)]
-    rows = [_row(state) for state in states]
-    print(json.dumps({"weights": rows}) if args.json else table(rows, terminal_width()))
-    bad = [state for state in states if state.state != "ok"]
-    if args.action == "verify" and bad and not args.json:
-        print(f"\nmend it with: mmsdk weights pull {bad[0].bundle}")
-    return 1 if args.action == "verify" and bad else 0
+    chosen = known if args.name is None else [args.name]
+    if args.action == "verify":
+        return _verify(chosen, args.json, absent_is_bad=args.name is not None)
+    _show([_row(state) for state in available() if state.bundle in chosen], args.json)
+    return 0
 
 
-def _check(name: str | None) -> None:
-    bundles = list(dict.fromkeys(state.bundle for state in available()))
-    if name is not None and name not in bundles:
-        raise InputError(f"no bundle is called so; there are {', '.join(bundles)}", item=name)
+def _verify(bundles: list[str], as_json: bool, absent_is_bad: bool) -> int:
+    states = [state for bundle in bundles for state in verify(bundle)]
+    _show([_row(state) for state in states], as_json)
+    bad = [state.bundle for state in states if state.state == "damaged" or (absent_is_bad and state.state == "absent")]
+    if not as_json:
+        for bundle in dict.fromkeys(bad):
+            print(f"\nmend it with: mmsdk weights pull {bundle}")
+    return 1 if bad else 0
 
 
 def _pull(name: str, as_json: bool) -> int:
-    paths = pull(name)
-    rows: list[dict[str, Cell]] = [{"part": part, "path": str(path)} for part, path in paths.items()]
-    print(json.dumps({"weights": rows}) if as_json else table(rows, terminal_width()))
+    _show([{"part": part, "path": str(path)} for part, path in pull(name).items()], as_json)
     return 0
+
+
+def _show(rows: list[dict[str, Cell]], as_json: bool) -> None:
+    print(json.dumps({"weights": rows}) if as_json else table(rows, line_width()))
 
 
 def _row(state: PartState) -> dict[str, Cell]:

@@ -56,14 +56,14 @@ def ensure(item: Artefact, progress: Progress = bar) -> Path:
     return item.folder
 
 
-def checked(item: Artefact) -> Literal["ok", "damaged", "missing"]:
+def checked(item: Artefact) -> Literal["verified", "damaged", "absent"]:
     """Hash the artefact in full, however it looks. A damaged one is fetched again by the next `ensure`."""
     if not item.folder.is_dir():
-        return "missing"
+        return "absent"
     with cache.locked(item.folder):
         if cache.digest(item.folder) == item.sha256:
             cache.record(item.folder, item.sha256)
-            return "ok"
+            return "verified"
         # Without its record the next pull sees the damage, even where size and time are as they were.
         cache.forget(item.folder)
         return "damaged"

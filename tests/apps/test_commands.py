@@ -1,14 +1,22 @@
 """What methods, doctor, weights and bench tell, as tables and as JSON, and how they end."""
 
+import importlib.util
 import json
+import resource
+import shutil
+import subprocess
 import sys
 import tomllib
+from importlib import import_module
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
 
+from mmsdk import plugins
 from mmsdk.apps.cli import main
 from mmsdk.apps.commands import bench
+from mmsdk.apps.commands.methods import FAMILIES
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
@@ -21,6 +29,44 @@ def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
     assert {"identity", "random", "uniform"} <= set(rows) and rows["random"]["knobs"] == "seed=0"
     assert all(row["about"] for row in rows.values())
+
+
+@pytest.mark.parametrize("package", FAMILIES.values())
+def test_what_is_told_of_methods_is_what_their_classes_declare(package: str) -> None:
+    """Told from the files, compared with the classes that the files make."""
+    for name in plugins.available(package):
+        module = import_module(f"{package}.{name}")
+        parameters = signature(getattr(module, module.__all__[0])).parameters.values()
+        declared = {entry.name: "required" if entry.default is Parameter.empty else repr(entry.default) for entry in parameters}
+        assert plugins.knobs(package, name) == declared
+        assert plugins.about(package, name) == (module.__doc__ or "").partition("\n")[0]
+
+
+def test_methods_come_at_once_and_without_torch() -> None:
+    code = """
+import sys
+from mmsdk.apps.cli import main
+code = main(["methods"])
+sys.exit(code or "torch" in sys.modules)
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0 and "simplecluster" in done.stdout, done.stderr
+    # computing time, since the clock on the wall also counts what else the machine does
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+@pytest.mark.parametrize("words", [["methods"], ["bench"], ["bench", "parity", "--committed"]])
+def test_tables_in_a_pipe_keep_to_the_columns_that_are_asked_for(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(words) == 0
+    rows = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    assert rows and max(map(len, rows)) <= 100
+    assert main([*words, "--json"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_doctor_finds_this_machine_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +99,18 @@ def test_the_doctor_knows_every_extra(capsys: pytest.CaptureFixture[str]) -> Non
     assert {f"extra {name}" for name in extras} <= findings(capsys).keys()
 
 
+def test_an_extra_that_is_absent_is_told_to_be_optional_with_the_way_to_have_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["doctor", "--json"]) in (0, 1)
+    told = {what: finding for what, finding in findings(capsys).items() if what.startswith("extra ")}
+    assert len(told) >= 6
+    for what, finding in told.items():
+        assert finding["state"] == "absent" and finding["detail"].startswith("optional, for ")
+        assert finding["detail"].endswith(f'pip install "mmsdk[{what.removeprefix("extra ")}]"')
+
+
 def test_a_cache_folder_that_cannot_be_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,11 +136,34 @@ def test_weights_that_are_missing_are_told_with_the_way_to_have_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MMSDK_CACHE", str(tmp_path))
-    assert main(["weights", "verify"]) == 1
+    assert main(["weights", "verify", "mini"]) == 1
     assert "mmsdk weights pull mini" in capsys.readouterr().out
     assert main(["weights", "verify", "photos", "--json"]) == 1
-    assert [row["state"] for row in json.loads(capsys.readouterr().out)["weights"]] == ["missing"]
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)["weights"]] == ["absent"]
     assert main(["weights", "list"]) == 0
+
+
+def test_verifying_looks_at_every_bundle_and_fails_for_damage_alone(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "weights" / photos.name
+    shutil.copytree(photos, copy)
+    monkeypatch.setenv("MMSDK_CACHE", str(tmp_path))
+    absent = {"mini/encoder": "absent", "mini/language": "absent", "emoji/images": "absent", "clips/clips": "absent"}
+    assert main(["weights", "verify", "--json"]) == 0
+    assert verified(capsys) == absent | {"photos/images": "verified"}
+    picture = copy / "coffee.png"
+    picture.write_bytes(picture.read_bytes()[:-1] + b"?")
+    assert main(["weights", "verify", "--json"]) == 1
+    assert verified(capsys) == absent | {"photos/images": "damaged"}
+    assert main(["weights", "verify"]) == 1
+    assert capsys.readouterr().out.endswith("\nmend it with: mmsdk weights pull photos\n")
+    assert main(["weights", "verify", "clips"]) == 1
+
+
+def verified(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The state of every part, by bundle and part."""
+    return {f"{row['bundle']}/{row['part']}": row["state"] for row in json.loads(capsys.readouterr().out)["weights"]}
 
 
 def test_weights_that_cannot_be_fetched_are_an_error_that_says_what_to_do(

@@ -1,11 +1,14 @@
-"""Tables: a row a line for programs, no line longer than the terminal for people."""
+"""Tables: no line longer than can be read, and nothing left out for that."""
 
+import fcntl
 import os
+import struct
 import sys
+import termios
 
 import pytest
 
-from mmsdk.apps.console import NARROWEST, Cell, busy, table, terminal_width
+from mmsdk.apps.console import NARROWEST, READABLE, Cell, busy, line_width, table
 
 ROWS: list[dict[str, Cell]] = [
     {"name": "first", "n": 3, "share": 0.12345, "about": "a sentence that goes on for longer than a terminal is wide"},
@@ -59,13 +62,33 @@ def test_a_person_at_a_terminal_is_told_what_takes_a_while(monkeypatch: pytest.M
     os.close(reader)
 
 
-def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert terminal_width() is None
-    monkeypatch.setenv("COLUMNS", "70")
+def test_words_are_broken_only_where_nothing_else_would_do() -> None:
+    path = "/home/somebody/.cache/weights/some-net-0.1.1/net.onnx"
+    rows: list[dict[str, Cell]] = [{"about": "a sentence of several words that go on and on", "path": path}]
+    assert path in table(rows, 80) and max(map(len, table(rows, 80).splitlines())) <= 80
+    assert path not in table(rows, 40) and max(map(len, table(rows, 40).splitlines())) <= 40
+    assert "".join(line[NARROWEST:].strip() for line in table(rows, 40).splitlines()[1:]) == path
+
+
+def test_a_line_is_as_long_as_columns_says_or_a_readable_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, open(os.devnull, "w") as pipe:
+        patch.setattr(sys, "__stdout__", pipe)
+        for columns in (None, "", "0", "wide"):
+            patch.delenv("COLUMNS", raising=False)
+            if columns is not None:
+                patch.setenv("COLUMNS", columns)
+            assert line_width() == READABLE <= 120
+        patch.setenv("COLUMNS", "70")
+        assert line_width() == 70
+        patch.setattr(sys, "__stdout__", None)
+        assert line_width() == 70
+
+
+def test_a_terminal_says_how_long_its_lines_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     reader, writer = os.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 67, 0, 0))
     with monkeypatch.context() as patch, os.fdopen(writer, "w") as terminal:
-        patch.setattr(sys, "stdout", terminal)
-        assert terminal_width() == 70
-        patch.setattr(sys, "stdout", None)
-        assert terminal_width() is None
+        patch.setattr(sys, "__stdout__", terminal)
+        assert line_width() == 67
     os.close(reader)

@@ -4,6 +4,7 @@ The interpreter here is a script that notes how it is called: what is tested is 
 """
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,7 +21,13 @@ case "$*" in
     *"import ensurepip"*) case "$0" in *bare*) exit 1 ;; esac ;;
     "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && touch .venv/bin/activate ;;
     *"pip --version"*) exit 0 ;;
-    *install*) test -z "$OFFLINE" && printf '#!/bin/sh\\necho answered' > .venv/bin/mmsdk && chmod +x .venv/bin/mmsdk ;;
+    *install*)
+        echo "Collecting torch"
+        echo "  Downloading https://mirror.invalid/torch-2.13.whl.metadata (28 kB)"
+        echo "  Downloading https://mirror.invalid/torch-2.13.whl (191.8 MB)"
+        echo "Downloading small-1.0.whl (9.9 MB)"
+        echo "Installing collected packages: mpmath, torch, mmsdk"
+        test -z "$OFFLINE" && printf '#!/bin/sh\\necho answered' > .venv/bin/mmsdk && chmod +x .venv/bin/mmsdk ;;
 esac
 """
 
@@ -107,6 +114,17 @@ def test_a_download_that_fails_says_what_to_do_and_the_next_run_goes_on(bare: Pa
     assert calls(bare, "-m venv") == 1
     assert make(bare, "PYTHON=./whole", "demo").stdout.endswith(ANSWERED)
     assert calls(bare, "-m venv") == 0
+
+
+def test_where_no_terminal_shows_progress_each_long_step_is_a_short_line_with_its_time_and_size(bare: Path) -> None:
+    done = make(bare, "PYTHON=./whole", "demo")
+    assert done.returncode == 0, done.stderr
+    lines = [re.sub(r"^  \d+ s", "  N s", line) for line in done.stdout.splitlines()]
+    assert max(map(len, lines)) <= 160
+    begun = next(number for number, line in enumerate(lines) if line.startswith("installing mmsdk into .venv: about 0.4 GB to download"))
+    assert lines[begun + 1 : begun + 3] == ["  N s: downloading torch-2.13.whl (191.8 MB)", "  N s: unpacking 3 packages"]
+    assert re.fullmatch(r"  N s: \.venv is ready and holds [\d.,]+[KMG]?", lines[begun + 3])
+    assert "\n".join(lines[begun + 4 :]) + "\n" == ANSWERED
 
 
 def test_an_environment_of_an_older_python_is_told_and_left(bare: Path) -> None:

