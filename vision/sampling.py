@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import real, shown
 
 __all__ = ["Sampling"]
 
@@ -26,32 +27,33 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.frames is None and self.fps is None:
             raise InputError("give one of the two: Sampling(frames=8) or Sampling(fps=2.0)", item="sampling")
-        if self.frames is not None and (self.frames < 1 or self.frames != int(self.frames)):
-            raise InputError(f"frames is {self.frames}, expected a whole number of at least 1", item="sampling")
-        if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):
-            raise InputError(f"fps is {self.fps}, expected a number above 0", item="sampling")
+        if self.frames is not None and not (real(self.frames) >= 1 and real(self.frames).is_integer()):
+            raise InputError(f"frames is {shown(self.frames)}, expected a whole number of at least 1", item="sampling")
+        if self.fps is not None and not 0 < real(self.fps) < math.inf:
+            raise InputError(f"fps is {shown(self.fps)}, expected a number above 0", item="sampling")
 
     def chosen(self, starts: Sequence[float] | npt.NDArray[np.float64], length: float | None = None) -> list[int]:
         """The frames taken of a clip whose frames are shown from `starts` (seconds, strictly rising) on: strictly rising indices.
 
         `length` is the clip's in seconds; without it, the last frame is shown as long as the frames before it, by their median.
         """
-        shown = np.asarray(starts, np.float64)
-        if len(shown) < 2:
-            return list(range(len(shown)))
-        shown = shown - shown[0]
-        gap = float(np.median(np.diff(shown)))
-        end = max(float(shown[-1]) + gap if length is None else length, float(shown[-1]))
+        begins = np.asarray(starts, np.float64)
+        if len(begins) < 2:
+            return list(range(len(begins)))
+        begins = begins - begins[0]
+        gap = float(np.median(np.diff(begins)))
+        end = max(float(begins[-1]) + gap if length is None else length, float(begins[-1]))
         # a frame is shown until the next one; the small step forward undoes the rounding of exact ratios
-        at = shown - 1e-4 * gap
+        at = begins - 1e-4 * gap
         if self.fps is not None:
+            rate = float(self.fps)
             # the small step back keeps a clip of exactly 2 s at 1 fps from gaining a third frame by rounding
-            number = max(1, math.ceil(end * self.fps - 1e-6))
-            by_rate = range(len(shown)) if number >= len(shown) else np.unique(_shown(at, np.arange(number) / self.fps)).tolist()
+            number = max(1, math.ceil(min(end * rate, len(begins)) - 1e-6))
+            by_rate = range(len(begins)) if number >= len(begins) else np.unique(_shown(at, np.arange(number) / rate)).tolist()
             if self.frames is None or len(by_rate) <= self.frames:
                 return list(by_rate)
         assert self.frames is not None
-        return _spread(at, end, min(self.frames, len(shown)))
+        return _spread(at, end, min(int(self.frames), len(begins)))
 
     def indices(self, count: int, rate: float) -> list[int]:
         """The frames taken of a clip of `count` frames at a constant `rate` frames a second."""

@@ -20,7 +20,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from mmsdk.errors import InputError
-from mmsdk.vision.intake import Frames, Limits, check, load, load_all, load_image, load_video
+from mmsdk.vision.intake import Access, Frames, Limits, check, load, load_all, load_image, load_video
 from mmsdk.vision.types import Image, Video
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
@@ -115,6 +115,32 @@ def test_tensors_that_give_no_numbers_are_named() -> None:
         load(fake)
 
 
+def test_what_is_masked_is_neither_shown_nor_passed_over() -> None:
+    """A mask of which nothing is set is none."""
+    grey = np.eye(4, dtype=np.uint8)
+    for masked, told in (
+        (np.ma.masked_equal(grey, 1), r"array: 4 of its 16 values are masked.*filled\(0\)"),
+        (np.ma.array(np.zeros((4, 4, 3)), mask=True), "48 of its 48"),
+        (np.ma.array([(1, 2)], dtype=[("a", "u1"), ("b", "u1")], mask=[(True, False)]), "no picture"),
+    ):
+        with pytest.raises(InputError, match=told):
+            load(masked)
+    assert (hwc(np.ma.masked_greater(grey, 1))[..., 0] == grey).all()
+    clip = np.ma.array(np.zeros((2, 4, 4, 3), np.uint8), mask=False)
+    assert len(load_video(clip).frames) == 2
+    clip[1, 0, 0, 0] = np.ma.masked
+    for frames in (clip, [clip[0], clip[1]]):
+        with pytest.raises(InputError, match="frame 1: 1 of its 48 values"):
+            load_video(frames)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_a_masked_tensor_is_told_how_it_is_filled() -> None:
+    part = torch.ones(3, 4, 4, dtype=torch.float32)
+    with pytest.raises(InputError, match=r"tensor: a masked tensor.*to_tensor\(0\)"):
+        load(torch.masked.MaskedTensor(part, part > 2))
+
+
 def test_huge_arrays_are_refused_by_their_size_and_not_by_their_channels() -> None:
     """IN-14: a view of one number costs nothing, and would be gigabytes as pixels."""
     for shape in ((60_000, 60_000, 3), (3, 60_000, 60_000), (60_000, 60_000)):
@@ -141,6 +167,16 @@ def test_paths_with_spaces_and_letters_of_any_script(tmp_path: pathlib.Path) -> 
         assert all((hwc(entry) == PIXELS).all() for entry in entries)
 
 
+class Named:
+    """An entry of a folder that is called as it likes."""
+
+    def __init__(self, name: str | bytes) -> None:
+        self.name = name
+
+    def __fspath__(self) -> str | bytes:
+        return self.name
+
+
 def test_files_that_are_none_are_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("This is no picture.")
@@ -152,7 +188,10 @@ def test_files_that_are_none_are_named(tmp_path: pathlib.Path) -> None:
         (tmp_path, "a folder"),
         (tmp_path / "pipe.png", "a pipe"),
         (tmp_path / "empty.jpg" / "a.png", "cannot be opened"),
-        ("", "a folder"),
+        ("", "^'': an empty path"),
+        (" \n", "an empty path"),
+        (Named(""), "an empty path"),
+        (Named(b" "), "an empty path"),
         ("a\0b.png", "not a path"),
         (png().hex() * 9, "data:image/png;base64"),
     ):
@@ -161,6 +200,15 @@ def test_files_that_are_none_are_named(tmp_path: pathlib.Path) -> None:
         assert error.value.item
         with pytest.raises(InputError, match=told):
             check(source)
+
+
+@pytest.mark.parametrize(
+    "address", ["file:", "file://localhost", "file://[", "data:,\udc80", "data:;base64,\udc80", "http:", "https://[", "http://\udc80/"]
+)
+def test_addresses_of_nothing_are_named(address: str) -> None:
+    with pytest.raises(InputError) as error:
+        load(address, access=Access(hosts=("*",), files=True))
+    assert error.value.item and "folder" not in str(error.value)
 
 
 def test_an_address_may_have_space_around_it() -> None:
@@ -322,7 +370,7 @@ def test_frames_that_are_no_clip_are_named(frames: object, told: str) -> None:
 STRANGERS = """
 import io, json, os, torch, numpy as np
 from mmsdk.errors import InputError
-from mmsdk.vision.intake import Frames, Sampling, check, load
+from mmsdk.vision.intake import Frames, Sampling, check, load, load_image, load_video
 from mmsdk.vision.types import Image, Video
 
 class Odd:
@@ -337,6 +385,9 @@ class Lost(list):
 grey = torch.zeros(3, 4, 4, dtype=torch.uint8)
 strangers = {
     "none": None, "number": 5, "dictionary": {}, "object": object(), "generator": (x for x in ()), "nested": [[1]], "set": {1},
+    "iterator": iter([grey]), "mapped": map(str, ["a.png"]), "endless digits": 10**5000, "truth": True, "checked": lambda: check(None),
+    "as picture": lambda: load_image([grey]), "clip as picture": lambda: load_image(Video(grey[None], torch.zeros(1))),
+    "as clip": lambda: load_video(None), "picture as clip": lambda: load_video({"bytes": b""}),
     "scalar": np.float64(3), "frames of a generator": Frames(iter([])), "frames of none": Frames(None), "odd path": Odd(),
     "silent": Silent(),
     "float image": Image(torch.rand(3, 4, 4)), "flat image": Image(grey[0]), "image of an array": Image(grey.permute(1, 2, 0)),
@@ -358,7 +409,7 @@ print(json.dumps(told))
 def test_what_is_no_source_at_all_is_an_input_error_too() -> None:
     done = subprocess.run([sys.executable, "-c", STRANGERS], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
-    assert len(told) == 21 and not [name for name, words in told.items() if words == "accepted" or len(words) < 20]
+    assert len(told) == 30 and not [name for name, words in told.items() if words == "accepted" or not 20 < len(words) < 200]
     for name, hint in (
         ("none", "NoneType"),
         ("number", "int"),
@@ -366,6 +417,20 @@ def test_what_is_no_source_at_all_is_an_input_error_too() -> None:
         ("silent", "binary"),
         ("few times", "2"),
         ("lost frames", "KeyError: 0"),
+        ("none", "source: NoneType is no picture; expected a path, bytes"),
+        ("number", "source: int 5 is no picture"),
+        ("dictionary", "source: dict is no picture"),
+        ("dictionary", "under one of its keys"),
+        ("set", "source: set is no picture"),
+        ("set", "no order"),
+        ("generator", "source: generator is no picture"),
+        ("generator", "list(...)"),
+        ("mapped", "source: map is no picture"),
+        ("nested", "frame 0: list is no picture"),
+        ("as picture", "load_video reads clips"),
+        ("clip as picture", "source: Video is no picture"),
+        ("as clip", "source: NoneType is no clip; expected a video"),
+        ("checked", "NoneType"),
     ):
         assert hint in told[name]
     assert "uint8" in told["float image"] and "3 h w" in told["image of an array"]

@@ -1,13 +1,16 @@
 """What a source may reach beyond the bytes that it hands over: which hosts, which networks, which files."""
 
 import ipaddress
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import real, shown, whole
 
 __all__ = ["ACCESS", "PORTS", "Access"]
 
 PORTS = {"http": 80, "https": 443}
+LONGEST = 1e6
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -27,6 +30,14 @@ class Access:
     files: bool = False
 
     def __post_init__(self) -> None:
+        _check_several("hosts", self.hosts, "images.example.org")
+        _check_several("networks", self.networks, "10.1.0.0/16")
+        if not all(isinstance(host, str) for host in self.hosts):
+            raise InputError(f"hosts is {shown(self.hosts)}, expected names such as images.example.org", item="access")
+        if not whole(self.redirects, 0):
+            raise InputError(f"redirects is {shown(self.redirects)}, expected a whole number of at least 0", item="access")
+        if not 0 < real(self.seconds) <= LONGEST:
+            raise InputError(f"seconds is {shown(self.seconds)}, expected a number above 0 and up to {LONGEST:,.0f}", item="access")
         try:
             for network in self.networks:
                 ipaddress.ip_network(network)
@@ -46,7 +57,10 @@ class Access:
         return inside or (seen.is_global and not seen.is_multicast)
 
 
-ACCESS = Access()
+def _check_several(name: str, value: object, written: str) -> None:
+    # a string would be taken apart into its letters
+    if not isinstance(value, Collection) or isinstance(value, str | bytes):
+        raise InputError(f'{name} is {shown(value)}, expected a tuple, as in ("{written}",)', item="access")
 
 
 def _unwrapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -56,3 +70,6 @@ def _unwrapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddr
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address
+
+
+ACCESS = Access()

@@ -5,7 +5,8 @@ import torch
 
 from mmsdk.errors import InputError
 from mmsdk.vision.intake.arrays import Colour, shrinking, shrunk, to_pixels
-from mmsdk.vision.intake.image import named_failures, picture_in, rgb
+from mmsdk.vision.intake.frames import noted
+from mmsdk.vision.intake.image import assumed, named_failures, picture_in, rgb
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.source import Encoded
 from mmsdk.vision.sampling import Sampling
@@ -29,16 +30,19 @@ def decode_animation(source: Encoded, sampling: Sampling, limits: Limits, backgr
         chosen = sampling.chosen(starts, length)
         scale = limits.scale(len(chosen), picture.height, picture.width)
         frames = []
+        notes: list[tuple[str, ...]] = []
         for index in chosen:
             with named_failures(source.item):
                 picture.seek(index)
                 # the pages of a TIFF are as different as they like
                 limits.check_size(picture.height, picture.width, source.item)
                 frames.append(to_pixels(shrunk(rgb(picture, background, source.item), scale)))
+                notes.append(assumed(picture))
             if frames[-1].shape != frames[0].shape:
                 raise InputError(f"frame {index} has another size than the first; pass its pages as pictures", item=source.item)
         times = [starts[index] for index in chosen]
-    return Video(torch.stack(frames), torch.tensor(times, dtype=torch.float32), source.item, shrinking(scale))
+    told = noted(notes, chosen) + shrinking(scale)
+    return Video(torch.stack(frames), torch.tensor(times, dtype=torch.float32), source.item, told)
 
 
 def _starts(picture: PIL.Image.Image, limits: Limits, item: str) -> tuple[list[float], float]:

@@ -1,5 +1,6 @@
 """Pixels that already are numbers: numpy arrays and tensors of any layout, depth and stride."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import cv2
@@ -8,9 +9,11 @@ import numpy.typing as npt
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
+from torch.masked import MaskedTensor
 
 from mmsdk.errors import InputError
 from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.values import real, shown
 
 __all__ = ["Array", "Colour", "array_of", "eight_bit", "over", "picture_of", "shrinking", "shrunk", "to_pixels"]
 
@@ -23,11 +26,15 @@ CHANNELS = (1, 3, 4)
 def array_of(source: "Array | Tensor") -> Array:
     """A view of the source's numbers as numpy; a tensor comes to the CPU, and floats that numpy lacks (bfloat16, float8) become float32.
 
-    Raises InputError for a tensor without numbers of its own: sparse, nested, quantised, or on the meta device.
+    Raises InputError for a tensor without numbers of its own (sparse, nested, quantised, or on the meta device), and for values that are
+    masked.
     """
     if not isinstance(source, Tensor):
+        _check_unmasked(source)
         # a plain array, because a matrix or a masked array has rules of its own
         return np.asarray(source)
+    if isinstance(source, MaskedTensor):
+        raise InputError("a masked tensor is no picture; fill what is masked first: tensor.to_tensor(0)", item="tensor")
     if source.layout != torch.strided or source.is_nested or source.is_quantized or source.is_meta:
         told = f"a {'nested' if source.is_nested else source.layout} tensor of {source.dtype} on {source.device}"
         raise InputError(f"{told} holds no plain numbers; make it dense", item="tensor")
@@ -55,6 +62,14 @@ def picture_of(array: Array, background: Colour, limits: Limits, item: str, chan
     pixels = array[..., None] if array.ndim == 2 else _channels_last(array, item, channels_first)
     limits.check_size(pixels.shape[0], pixels.shape[1], item)
     return to_pixels(over(eight_bit(pixels, item), background))
+
+
+def _check_unmasked(array: Array) -> None:
+    """A mask says that what stands under it is not to be looked at, and only its owner knows what is to be seen there instead."""
+    # of a record, which is no picture, the mask is one too
+    if isinstance(array, np.ma.MaskedArray) and array.dtype.names is None and np.ma.is_masked(array):
+        told = f"{np.ma.count_masked(array)} of its {array.size} values are masked"
+        raise InputError(f"{told}; fill them first: array.filled(0)", item="array")
 
 
 def eight_bit(array: Array, item: str) -> npt.NDArray[np.uint8]:
@@ -92,8 +107,8 @@ def over(pixels: npt.NDArray[np.uint8], background: Colour) -> npt.NDArray[np.ui
         return pixels.repeat(3, axis=-1)
     if pixels.shape[-1] == 3:
         return pixels
-    if len(background) != 3 or not all(0 <= channel <= 255 for channel in background):
-        raise InputError(f"{background} is no colour; expected three numbers from 0 to 255", item="background")
+    if not isinstance(background, Sequence | np.ndarray) or len(background) != 3 or not all(0 <= real(part) <= 255 for part in background):
+        raise InputError(f"{shown(background)} is no colour; expected three numbers from 0 to 255", item="background")
     # 255 * 255 + 127 still fits 16 bits
     alpha = pixels[..., 3:].astype(np.uint16)
     blend = pixels[..., :3] * alpha + np.asarray(background, np.uint16) * (255 - alpha)

@@ -21,10 +21,11 @@ from mmsdk.vision.intake.arrays import Colour, eight_bit, over, to_pixels
 from mmsdk.vision.intake.exif import apart, orientation, upright
 from mmsdk.vision.intake.kinds import Kind
 from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.intake.png import keyed_out
 from mmsdk.vision.intake.source import Encoded
 from mmsdk.vision.types import Image
 
-__all__ = ["decode", "named_failures", "picture_in", "rgb"]
+__all__ = ["assumed", "decode", "named_failures", "picture_in", "rgb"]
 
 # What PIL's decoders were seen to raise at damage; warnings, because a program may have made them errors.
 DAMAGE = (
@@ -66,17 +67,24 @@ def decode(picture: PIL.Image.Image, background: Colour, limits: Limits, item: s
     with named_failures(item):
         notes = _notes(picture)
         pixels = to_pixels(rgb(picture, background, item))
-        told = ("mode I says nothing of its range; all values lie in 0..255 and were taken as 8 bits",) if _small(picture) else ()
-        return Image(pixels, item, notes + told)
+        return Image(pixels, item, notes + assumed(picture))
 
 
 def rgb(picture: PIL.Image.Image, background: Colour, item: str) -> npt.NDArray[np.uint8]:
     """The pixels of a PIL image, h w 3 and upright. Raises InputError for values outside of the range of its mode."""
+    # before the pixels: PIL then forgets how many bits the file has
+    clear = keyed_out(picture)
     picture.load()
     # after the pixels: a PNG may tell its orientation behind them
     exif = picture.info.get("exif", b"")
     turned = orientation(exif) if isinstance(exif, bytes) and picture.format != "TIFF" else 1
-    return upright(over(_eight_bit(picture, item), background), turned)
+    pixels = _eight_bit(picture, item) if clear is None else _with_alpha(np.asarray(picture), ~clear)
+    return upright(over(pixels, background), turned)
+
+
+def assumed(picture: PIL.Image.Image) -> tuple[str, ...]:
+    """The note on what was assumed of a picture's numbers, where its mode leaves that open; of one whose pixels are read."""
+    return ("mode I says nothing of its range; all values lie in 0..255 and were taken as 8 bits",) if _small(picture) else ()
 
 
 @contextmanager
@@ -169,7 +177,7 @@ def _eight_bit(picture: PIL.Image.Image, item: str) -> npt.NDArray[np.uint8]:
         grey = eight_bit(values.astype(np.uint8 if _small(picture) else np.uint16), item)
         key = picture.info.get("transparency")
         # a PNG's transparent level is told in the bits of its values, and compared before they are scaled
-        return np.dstack([grey] * 3 + [np.where(values == key, 0, 255).astype(np.uint8)]) if isinstance(key, int) else grey[..., None]
+        return _with_alpha(grey, values != key) if isinstance(key, int) else grey[..., None]
     if mode == "F":
         return eight_bit(np.asarray(picture), item)[..., None]
     wanted = "RGBA" if picture.has_transparency_data else "L" if mode in ("1", "L") else "RGB"
@@ -178,3 +186,9 @@ def _eight_bit(picture: PIL.Image.Image, item: str) -> npt.NDArray[np.uint8]:
     except ValueError as error:
         raise InputError(f"PIL cannot turn its mode {mode} into {wanted} ({error}); convert it first", item=item) from error
     return pixels[..., None] if wanted == "L" else pixels
+
+
+def _with_alpha(pixels: npt.NDArray[np.uint8], opaque: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """h w (grey) or h w 3 as h w 4, transparent but where it is opaque."""
+    colour = np.broadcast_to(pixels.reshape(*opaque.shape, -1), (*opaque.shape, 3))
+    return np.dstack([colour, opaque.astype(np.uint8) * np.uint8(255)])

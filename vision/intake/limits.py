@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import shown, whole
 
 __all__ = ["LIMITS", "Limits"]
 
@@ -29,8 +30,8 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 1:
-                raise InputError(f"{field.name} is at least 1; got {value}", item="limits")
+            if not whole(value, 1):
+                raise InputError(f"{field.name} is {shown(value)}, expected a whole number of at least 1", item="limits")
 
     def check_bytes(self, count: int, item: str) -> None:
         """Raise InputError where `count` encoded bytes are more than may be held."""

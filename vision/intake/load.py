@@ -1,9 +1,7 @@
 """The doors of intake: whatever a user names becomes an `Image` or a `Video`, or an InputError that names it."""
 
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
@@ -14,10 +12,12 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.vision.intake.access import ACCESS, Access
 from mmsdk.vision.intake.animation import decode_animation
-from mmsdk.vision.intake.arrays import Array, Colour, array_of, picture_of
+from mmsdk.vision.intake.arrays import Colour, array_of, picture_of
+from mmsdk.vision.intake.frames import Frames, check_times, counted, noted, timed
 from mmsdk.vision.intake.image import decode, picture_in
 from mmsdk.vision.intake.limits import LIMITS, Limits
 from mmsdk.vision.intake.source import Encoded, EncodedSource, Frame, Readable, named_unreadable, opened
+from mmsdk.vision.intake.stranger import CLIP, stranger
 from mmsdk.vision.intake.video import decode_clip
 from mmsdk.vision.sampling import Sampling
 from mmsdk.vision.types import Image, Media, Video
@@ -26,15 +26,6 @@ __all__ = ["Frames", "Source", "check", "load", "load_all", "load_image", "load_
 
 WHITE = (255, 255, 255)
 EIGHT = Sampling(frames=8)
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """A clip given as its frames: with `times` in seconds they are all taken as they are, otherwise they are sampled at `fps`."""
-
-    pictures: Sequence[Frame] | Array | Tensor
-    times: Sequence[float] = ()
-    fps: float = 1.0
 
 
 Source = Frame | Video | Frames | Sequence[Frame]
@@ -77,7 +68,7 @@ def load_image(source: Source, *, limits: Limits = LIMITS, background: Colour = 
     if isinstance(source, np.ndarray | Tensor):
         name = "tensor" if isinstance(source, Tensor) else "array"
         return Image(picture_of(array_of(source), background, limits, name, isinstance(source, Tensor)), name)
-    raise InputError(f"{type(source).__name__} is no picture; expected a path, bytes, file object, data URI, PIL image, array or tensor")
+    raise stranger(source)
 
 
 def load_video(
@@ -96,9 +87,9 @@ def load_video(
             return (decode_clip if found.kind.clip else decode_animation)(found, sampling, limits, background)
     if isinstance(source, Frames):
         return _clip(source, sampling, limits, background, access)
-    if isinstance(source, list | tuple) or (isinstance(source, np.ndarray | Tensor) and source.ndim == 4):
+    if isinstance(source, list | tuple | np.ndarray | Tensor):
         return _clip(Frames(source), sampling, limits, background, access)
-    raise InputError(f"{type(source).__name__} is no clip; expected a video, an animation, Frames, or a list of pictures")
+    raise stranger(source, CLIP)
 
 
 def load_all(
@@ -132,65 +123,47 @@ def _picture(found: Encoded, limits: Limits, background: Colour) -> Image:
 
 def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, access: Access) -> Video:
     """Frames as a clip; only those that are taken are decoded."""
-    _check_frames(clip)
-    count, times = len(clip.pictures), [float(time) for time in clip.times]
-    if count == 0:
-        raise InputError("there are no frames in it", item="frames")
-    if times and (len(times) != count or not all(map(math.isfinite, times)) or times != sorted(set(times))):
-        raise InputError(f"{len(times)} times for {count} frames, expected one finite, rising time each", item="frames")
-    if not (math.isfinite(clip.fps) and clip.fps > 0):
-        raise InputError(f"fps is {clip.fps}, expected a number above 0", item="frames")
-    chosen = list(range(count)) if times else sampling.indices(count, clip.fps)
-    frames: list[Tensor] = []
-    for index in chosen:
+    taken, times = timed(clip, counted(clip), sampling)
+    frames: list[Image] = []
+    for index in taken:
         # the sequence may be the caller's own
         with named_unreadable(f"frame {index}"):
             picture = clip.pictures[index]
         frames.append(_frame(picture, index, limits, background, access))
         if len(frames) == 1:
-            _check_clip(len(chosen), frames[0], limits)
-        if frames[-1].shape != frames[0].shape:
-            told = f"frame {index} is {tuple(frames[-1].shape[1:])}, the first is {tuple(frames[0].shape[1:])} (height, width)"
+            _check_clip(len(taken), frames[0], limits)
+        if frames[-1].size != frames[0].size:
+            told = f"frame {index} is {frames[-1].size}, the first is {frames[0].size} (height, width)"
             raise InputError(f"{told}; expected one size", item="frames")
-    stamps = [times[index] if times else index / clip.fps for index in chosen]
-    return Video(torch.stack(frames), torch.tensor(stamps, dtype=torch.float32), "frames")
-
-
-def _check_frames(clip: Frames) -> None:
-    """Raise InputError for what would be taken apart into something else than frames: a name into letters, a picture into rows."""
-    pictures = clip.pictures
-    if isinstance(pictures, Tensor) and pictures.is_nested:
-        raise InputError("a nested tensor is no clip; pass the list of its parts, pictures.unbind()", item="frames")
-    if isinstance(pictures, np.ndarray | Tensor):
-        if pictures.ndim != 4:
-            raise InputError(f"an array of shape {tuple(pictures.shape)} is no clip; expected t h w c or t c h w", item="frames")
-    elif isinstance(pictures, str | bytes | bytearray | memoryview) or not isinstance(pictures, Sequence):
-        raise InputError(f"expected a list of pictures or an array, not {type(pictures).__name__}; load_video reads files", item="frames")
+    return Video(torch.stack([frame.pixels for frame in frames]), times, "frames", noted([frame.notes for frame in frames], taken))
 
 
 def _sound(media: Image | Video) -> Image | Video:
     """An image or a clip that a program made itself, if its shape and type are what they claim and there is something to see."""
     moving = isinstance(media, Video)
-    pixels = media.frames if isinstance(media, Video) else media.pixels
-    if pixels.dtype != torch.uint8 or pixels.ndim != 3 + moving or pixels.shape[-3] != 3:
-        told = f"{pixels.dtype} of shape {tuple(pixels.shape)}, expected uint8 of {'t 3 h w' if moving else '3 h w'}"
-        raise InputError(f"{told}; load makes it of any array", item=media.source)
+    pixels: object = media.frames if isinstance(media, Video) else media.pixels
+    wanted = f"expected a tensor of uint8, {'t 3 h w' if moving else '3 h w'}; load makes it of any array"
+    if not isinstance(pixels, Tensor):
+        raise InputError(f"its pixels are {type(pixels).__name__}, {wanted}", item=media.source)
+    plain = pixels.layout == torch.strided and not pixels.is_meta
+    if not plain or pixels.dtype != torch.uint8 or pixels.ndim != 3 + moving or pixels.shape[-3] != 3:
+        raise InputError(f"{pixels.dtype} of shape {tuple(pixels.shape)} on {pixels.device}, {wanted}", item=media.source)
     if not pixels.numel():
         raise InputError("has no pixels; give at least one frame of at least 1x1", item=media.source)
-    if isinstance(media, Video) and media.times.shape != pixels.shape[:1]:
-        raise InputError(f"{tuple(media.times.shape)} times for {len(pixels)} frames, expected one each", item=media.source)
+    if isinstance(media, Video):
+        check_times(media.times, len(pixels), media.source)
     return media
 
 
-def _check_clip(count: int, first: Tensor, limits: Limits) -> None:
-    pixels = count * first.shape[1] * first.shape[2]
+def _check_clip(count: int, first: Image, limits: Limits) -> None:
+    pixels = count * first.size[0] * first.size[1]
     if pixels > limits.clip_pixels:
         told = f"{count} frames are {pixels:,} pixels, but at most {limits.clip_pixels:,} are kept (Limits.clip_pixels)"
         raise InputError(f"{told}; sample fewer or make them smaller", item="frames")
 
 
-def _frame(picture: Frame, index: int, limits: Limits, background: Colour, access: Access) -> Tensor:
+def _frame(picture: Frame, index: int, limits: Limits, background: Colour, access: Access) -> Image:
     try:
-        return load_image(picture, limits=limits, background=background, access=access).pixels
+        return load_image(picture, limits=limits, background=background, access=access)
     except InputError as error:
         raise InputError(error.message, item=f"frame {index}") from error

@@ -1,9 +1,6 @@
 """Clips by OpenCV's FFmpeg, which every installation has."""
 
-import io
 import math
-import os
-import shutil
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,6 +21,7 @@ __all__ = ["OpenCVReader"]
 
 # A rate above this is a mistake of the header.
 FASTEST = 1000.0
+PART = 2**20
 # Pixel formats with alpha, which OpenCV drops: it would show what lies under transparent places.
 ALPHA_MODE = b"\x53\xc0\x81\x01"
 ALPHA = {b"ARGB", b"RGBA", b"ABGR", b"BGRA", b"Y42A", b"Y4\x0b\x08", b"Y4\x0a\x08"}
@@ -108,28 +106,50 @@ class OpenCVReader:
 
 @contextmanager
 def _on_disk(source: Encoded) -> Iterator[Path]:
-    """The clip as a file: one that is open as such is read in place, all else goes to a temporary one that is removed.
+    """The clip as a file: one that is such is read in place where its name is Unicode (any other ends the process, too), all else goes to
+    a temporary one that is removed.
 
     OpenCV can also read from a Python object, but lets go of it without holding the interpreter's lock (5.0.0), which ends the process.
     """
-    stream = source.stream
-    if isinstance(stream, io.BufferedReader) and _names_itself(stream):
-        yield Path(stream.name)
+    if source.path and _is_unicode(Path(source.path)):
+        yield Path(source.path)
         return
-    # a folder, because an open temporary file cannot be opened again on every system
-    with tempfile.TemporaryDirectory(prefix="mmsdk-clip-") as folder:
-        path = Path(folder) / "clip"
-        source.stream.seek(0)
-        with path.open("wb") as file:
-            shutil.copyfileobj(source.stream, file)
+    try:
+        # a folder, because an open temporary file cannot be opened again on every system
+        folder = tempfile.TemporaryDirectory(prefix="mmsdk-clip-")
+    except OSError as error:
+        raise _unwritten(error, source.item) from None
+    with folder as name:
+        path = Path(name) / "clip"
+        if not _is_unicode(path):
+            raise InputError(f"cannot be copied to {name!r} for OpenCV, which takes only Unicode names; set TMPDIR", item=source.item)
+        _copy(source, path)
         yield path
+
+
+def _is_unicode(path: Path) -> bool:
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _copy(source: Encoded, path: Path) -> None:
+    source.stream.seek(0)
+    left = source.size
+    try:
+        with path.open("wb") as file:
+            # no further than the clip said that it goes: not every stream ends
+            while left > 0 and (part := source.stream.read(min(left, PART))):
+                left -= file.write(part)
+    except OSError as error:
+        raise _unwritten(error, source.item) from None
+
+
+def _unwritten(error: OSError, item: str) -> InputError:
+    return InputError(f"cannot be copied to a temporary file for OpenCV: {error.strerror or error}; mmsdk[video] needs none", item=item)
 
 
 def _letters(code: float) -> bytes:
     return (int(code) & 0xFFFFFFFF).to_bytes(4, "little") if math.isfinite(code) else b""
-
-
-def _names_itself(stream: io.BufferedReader) -> bool:
-    """True where the stream's name is the path of the very file that it reads."""
-    name = stream.name
-    return isinstance(name, str) and os.path.isfile(name) and os.path.samestat(os.stat(name), os.fstat(stream.fileno()))

@@ -13,12 +13,44 @@ from mmsdk.errors import InputError
 from mmsdk.vision.intake.codec import unreadable
 from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.reader import RATE, SAME
-from mmsdk.vision.intake.source import Encoded
+from mmsdk.vision.intake.source import Encoded, Stream
 
 __all__ = ["PyAVReader"]
 
 # FFmpeg's own decoders of these two leave alpha out.
 WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+
+
+class _File:
+    """What PyAV reads from. A failure ends it and is kept: FFmpeg may pass over one, and PyAV would then raise it for the next clip."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.failure: InputError | None = None
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Bytes from where it stands; none after a failure."""
+        try:
+            return b"" if self.failure else self._stream.read(size)
+        except InputError as error:
+            self.failure = error
+            return b""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go elsewhere; -1, which is no place, where that fails."""
+        try:
+            return self._stream.seek(offset, whence)
+        except InputError as error:
+            self.failure = error
+            return -1
+
+    def tell(self) -> int:
+        """Where it stands; -1 where that is not known."""
+        try:
+            return self._stream.tell()
+        except InputError as error:
+            self.failure = error
+            return -1
 
 
 class PyAVReader:
@@ -114,12 +146,18 @@ class PyAVReader:
         import av
 
         self._source.stream.seek(0)
+        file = _File(self._source.stream)
         try:
             # the demuxer is named, so that no content can choose one that opens other files or addresses
-            with av.open(self._source.stream, mode="r", format=self._source.kind.demuxer, metadata_errors="replace") as container:
+            with av.open(file, mode="r", format=self._source.kind.demuxer, metadata_errors="replace") as container:
                 yield container, self._video(container)
+        except InputError as error:
+            raise file.failure or error from None
         except av.FFmpegError as error:
-            raise InputError(f"the clip ({self._source.kind.name}) is truncated or corrupt: {error.strerror}", item=self._item) from error
+            told = f"the clip ({self._source.kind.name}) is truncated or corrupt: {error.strerror}"
+            raise file.failure or InputError(told, item=self._item) from error
+        if file.failure:
+            raise file.failure
 
     def _video(self, container: Any) -> Any:
         """The stream of moving pictures; a cover, as music has one, is none."""

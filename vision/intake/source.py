@@ -5,7 +5,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -18,9 +18,11 @@ from mmsdk.errors import InputError
 from mmsdk.vision.intake.access import Access
 from mmsdk.vision.intake.kinds import HEAD, Kind, kind_of
 from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.intake.stranger import stranger
 from mmsdk.vision.intake.uri import file_path, read_data_uri
 from mmsdk.vision.intake.url import fetch
 from mmsdk.vision.types import Image, Video
+from mmsdk.vision.values import shown, whole
 
 __all__ = ["Encoded", "EncodedSource", "Frame", "Readable", "Source", "Stream", "named_unreadable", "opened"]
 
@@ -59,19 +61,26 @@ Source = Frame | Video | Sequence[Frame]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A file's content: where to read it (from its beginning, seekable), what to call it in messages, its format and length."""
+    """A file's content: where to read it (from its beginning, seekable), what to call it in messages, its format and length.
+
+    `path` is where the same content stands as a file of its own, empty where it does not.
+    """
 
     stream: Stream
     item: str
     kind: Kind
     size: int
+    path: str = ""
 
     def read(self, limits: Limits) -> bytes:
         """All of it, if it may be held in memory."""
         limits.check_bytes(self.size, self.item)
         with named_unreadable(self.item):
             self.stream.seek(0)
-            return self.stream.read()
+            content = self.stream.read()
+        # what a file says of its length is not always true
+        limits.check_bytes(len(content), self.item)
+        return content
 
 
 @contextmanager
@@ -103,13 +112,21 @@ def _located(source: str | os.PathLike[str], limits: Limits, access: Access) -> 
     else:
         path = file_path(address, access.files) if scheme == "file" else _path(source)
         with _file(path) as stream:
-            yield _encoded(stream, str(path))
+            yield _encoded(_Guarded(stream, str(path)), str(path), str(path))
 
 
 def _path(source: str | os.PathLike[str]) -> Path:
     # `__fspath__` may be the caller's own
     with named_unreadable(type(source).__name__):
-        return Path(os.fsdecode(source))
+        name = os.fsdecode(source)
+    return Path(_filled(name))
+
+
+def _filled(name: str) -> str:
+    """The name, if it names anything: an empty one would be taken for the folder that the program runs in."""
+    if not name.strip():
+        raise InputError("an empty path; name the picture's or the clip's file", item=repr(name[:60]))
+    return name
 
 
 def _flat(data: bytes | bytearray | memoryview) -> bytes | bytearray:
@@ -143,21 +160,31 @@ def _borrowed(source: Readable, limits: Limits) -> Iterator[Encoded]:
     """A file object of the caller's: read in place where it can seek, else into memory."""
     # a class has the methods of its files, but there is nothing to read in it
     if isinstance(source, type) or not isinstance(source, Readable):
-        raise InputError(_not_a_source(source), item=type(source).__name__)
+        raise stranger(source)
     item = _name(source)
     if not isinstance(source, Stream) or (place := _rewound(source, item)) is None:
         yield _encoded(io.BytesIO(_drained(source, limits, item)), item)
         return
     try:
-        # OpenCV reads a plain file by its name; all others are not trusted to fail as files do
-        yield _encoded(source if isinstance(source, io.BufferedReader | io.BytesIO) else _Guarded(source, item), item)
+        yield _encoded(_Guarded(source, item), item, _path_of(source))
     finally:
         with named_unreadable(item):
             source.seek(place)
 
 
+def _path_of(source: Stream) -> str:
+    """Where the file stands that is read: where its name is the path of that very file, and no class of the caller's lies between."""
+    if type(source) is not io.BufferedReader or type(source.raw) is not io.FileIO:
+        return ""
+    name = source.name
+    with suppress(OSError, ValueError):
+        if isinstance(name, str) and os.path.samestat(os.stat(name), os.fstat(source.fileno())):
+            return name
+    return ""
+
+
 class _Guarded:
-    """A file of the caller's, with failures that name it."""
+    """A file, with failures that name it: neither a disk nor a class of the caller's is trusted to do as files do."""
 
     def __init__(self, file: Stream, item: str) -> None:
         self._file, self._item = file, item
@@ -175,13 +202,14 @@ class _Guarded:
     def tell(self) -> int:
         """Where it stands."""
         with named_unreadable(self._item):
-            return self._file.tell()
+            place = self._file.tell()
+        return _checked(place, self._item)
 
 
 def _name(source: Readable) -> str:
     with named_unreadable("file"):
         name = getattr(source, "name", None)
-    return name if isinstance(name, str) and name else "file"
+    return name[:200] if isinstance(name, str) and name else "file"
 
 
 def _rewound(source: Stream, item: str) -> int | None:
@@ -192,13 +220,26 @@ def _rewound(source: Stream, item: str) -> int | None:
             source.seek(0)
         except OSError:
             return None
-        return place
+    return _checked(place, item)
+
+
+def _checked(place: object, item: str) -> int:
+    """A place in a file, as it says itself."""
+    # where 64 bits end
+    if not whole(place, 0) or int(place) >= 2**63:
+        raise InputError(f"tells its place as {shown(place)}, expected a whole number of bytes; pass what is in it, as bytes", item=item)
+    return int(place)
 
 
 def _drained(source: Readable, limits: Limits, item: str) -> bytes:
-    data = _bytes_of(source, limits.held_bytes + 1, item)
-    limits.check_bytes(len(data), item)
-    return data
+    parts: list[bytes] = []
+    count = 0
+    # a pipe or a socket gives what has come so far, and nothing only at its end
+    while data := _bytes_of(source, limits.held_bytes + 1 - count, item):
+        parts.append(data)
+        count += len(data)
+        limits.check_bytes(count, item)
+    return b"".join(parts)
 
 
 def _bytes_of(source: Readable, size: int, item: str) -> bytes:
@@ -206,15 +247,17 @@ def _bytes_of(source: Readable, size: int, item: str) -> bytes:
         data = source.read(size)
     if not isinstance(data, bytes):
         raise InputError("gives no bytes; open it in binary mode ('rb')", item=item)
+    if len(data) > size >= 0:
+        raise InputError(f"gives {len(data):,} bytes where {size:,} were asked for; pass what is in it, as bytes", item=item)
     return data
 
 
-def _encoded(stream: Stream, item: str) -> Encoded:
+def _encoded(stream: Stream, item: str, path: str = "") -> Encoded:
     with named_unreadable(item):
         head = stream.read(HEAD)
         size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
-    return Encoded(stream, item, kind_of(head, item), size)
+    return Encoded(stream, item, kind_of(head, item), size, path)
 
 
 @contextmanager
@@ -228,10 +271,3 @@ def named_unreadable(item: str) -> Iterator[None]:
         # no list would be whole: the object is another program's (a socket, an archive, a bucket), and so is what it raises
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         raise InputError(f"cannot be read: {reason}", item=item) from error
-
-
-def _not_a_source(source: object) -> str:
-    return (
-        "cannot be read as a picture or a clip; pass a path, bytes, a binary file, a PIL image, an array, a tensor, a data URI, "
-        f"or a list of frames, not {type(source).__name__}"
-    )

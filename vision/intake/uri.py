@@ -28,10 +28,17 @@ def read_data_uri(uri: str, limits: Limits) -> bytes:
     parts = [part.strip().lower() for part in header[len("data:") :].split(";")]
     limits.check_bytes(len(body) * 3 // 4 if "base64" in parts[1:] else len(body.replace("%", "")) // 3, "data URI")
     if "base64" not in parts[1:]:
-        data = unquote_to_bytes(body)
+        data = _unquoted(body)
         limits.check_bytes(len(data), "data URI")
         return data
     return _base64(unquote(body) if "%" in body else body)
+
+
+def _unquoted(text: str) -> bytes:
+    try:
+        return unquote_to_bytes(text)
+    except UnicodeEncodeError as error:
+        raise InputError(f"holds {text[error.start]!r}, which is no letter", item="data URI") from None
 
 
 def _base64(text: str) -> bytes:
@@ -43,10 +50,16 @@ def _base64(text: str) -> bytes:
 
 
 def file_path(uri: str, allowed: bool) -> Path:
-    """The path that a file: URI names; InputError where such URIs are not allowed, or where it names another machine."""
+    """The path that a file: URI names; InputError where such URIs are not allowed, or where it names no file or another machine."""
     if not allowed:
         raise InputError("file: addresses are not followed; pass the path itself, or allow them with Access(files=True)", item=uri[:200])
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise InputError(f"not an address that can be read: {error}", item=uri[:200]) from None
     if parts.netloc.lower() not in {"", "localhost"}:
         raise InputError(f"the file is on another machine ({parts.netloc})", item=uri[:200])
-    return Path(url2pathname(parts.path))
+    path = url2pathname(parts.path)
+    if not path.strip():
+        raise InputError("an address without a path; name the picture's or the clip's file", item=uri[:200])
+    return Path(path)
