@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmsdk.answer import Sight
 from mmsdk.encoded import Encoded
+from mmsdk.errors import InputError
 from mmsdk.seeing import Seen
 from mmsdk.tokencomp.fidelity import best_cosine
 from mmsdk.vision.types import Media, Video
@@ -26,13 +27,17 @@ ALIKE, COVERED, SHARE = 0.9, 0.5, 0.25
 
 
 class LegibilityWarning(UserWarning):
-    """A picture that is full of writing was left with too few visual tokens to read it."""
+    """A picture that is full of writing was left with too few visual tokens to read it.
+
+    Where a program makes warnings errors, it is the error of that picture's question, as an InputError.
+    """
 
 
 def guarded(media: Sequence[Media | Encoded], seen: Sequence[Seen], sights: Sequence[Sight]) -> tuple[Sight, ...]:
     """The sights of a row, `seen` by the encoder, with a note on each picture whose writing the budget starves.
 
-    The same note is given as a LegibilityWarning. What was kept whole is not looked at, nor are clips.
+    The same note is given as a LegibilityWarning; InputError where the program has made that an error. What was kept whole is not looked
+    at, nor are clips.
     """
     return tuple(_guarded(*one) for one in zip(media, seen, sights, strict=True))
 
@@ -45,7 +50,11 @@ def _guarded(media: Media | Encoded, seen: Seen, sight: Sight) -> Sight:
     note = _starved(seen, sight, kept) if kept < seen.full else ""
     if not note:
         return sight
-    warnings.warn(f"{sight.source}: {note}", LegibilityWarning, stacklevel=2)
+    try:
+        warnings.warn(f"{sight.source}: {note}", LegibilityWarning, stacklevel=2)
+    except LegibilityWarning as warning:
+        # an error of this row, and of no other of its batch
+        raise InputError(note, item=sight.source) from warning
     return dataclasses.replace(sight, notes=(*sight.notes, note))
 
 

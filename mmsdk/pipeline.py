@@ -27,6 +27,7 @@ from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
+from mmsdk.vision.values import shown, whole
 from mmsdk.watch import Watch, holding
 
 __all__ = ["Answer", "Context", "Pipeline", "Stream", "pipeline"]
@@ -56,9 +57,9 @@ def pipeline(
         known = ", ".join(map(repr, TASKS))
         raise ModelError(f"the task {task!r} is not supported; there is {known}, and a model goes behind it: pipeline({TASKS[0]!r}, ...)")
     # what is wrong with the words is told before seconds are spent on weights
-    steps = compression(compress)
-    place = _device(device)
-    return Pipeline(open_model(os.fspath(model), resolve_dtype(dtype, place), place, resolve_quantize(quantize, place)), steps, batch_size)
+    steps, name, place = compression(compress), _name(model), _device(device)
+    _check_batch_size(batch_size)
+    return Pipeline(open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place)), steps, batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,7 @@ class Pipeline:
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}, expected at least 1", item="batch_size")
+        _check_batch_size(self.batch_size)
 
     @overload
     def __call__(
@@ -105,11 +105,11 @@ class Pipeline:
         """Answer one question about an image, a clip or several of them, or a list of (media, question) pairs as one batch.
 
         A list or tuple of media is several inputs of one question (a clip given as frames goes in as `Frames` or a `Video`); none at all
-        is a question without sight. In a batch, an item that
-        cannot be answered gives its error in its place, and the others are answered as they would be alone. Settings are those of
-        `GenerationConfig`; `compress` replaces the pipeline's own for this call.
+        is a question without sight. In a batch, an item that cannot be answered gives its error in its place, and the others are answered
+        as they would be alone. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call.
 
         Raises InputError, and BudgetError, for a single question that cannot be answered, ModelError where its scores are not finite.
+        Raises InputError before any work for settings that cannot be, and for a list in which nothing is a pair.
         """
         config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
         steps = self.compression if compress is None else compression(compress)
@@ -256,14 +256,29 @@ def _pairs(items: object) -> Sequence[Question]:
         raise InputError("pairs that come one after another are no batch yet; make it a list: pipe(list(...))", item=type(items).__name__)
     if not isinstance(items, list | tuple):
         raise InputError('a question is missing; write pipe("photo.jpg", "What is this?"), or a list of such pairs', item="question")
+    if items and not any(isinstance(item, list | tuple) for item in items):
+        told = 'pipe(["a.jpg", "b.jpg"], "Which is older?") asks one about them all, pipe([("a.jpg", "What is it?"), ...]) one about each'
+        raise InputError(f"a list of media alone has no question; {told}", item="question")
     return items
+
+
+def _check_batch_size(size: object) -> None:
+    if not whole(size, 1):
+        raise InputError(f"batch_size is {shown(size)}, expected a whole number of at least 1", item="batch_size")
+
+
+def _name(model: object) -> str:
+    # an empty one would be taken for the folder that the program runs in
+    if not isinstance(model, str | os.PathLike) or not (name := os.fsdecode(model)).strip():
+        raise ModelError(f'the model {shown(model)} is no name and no folder; write "mini", a folder, or "org/name"')
+    return name
 
 
 def _device(device: str | torch.device) -> torch.device:
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise ModelError(f"the device {device!r} is not known: {error}") from None
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise ModelError(f"the device {shown(device)} is not known: {error}") from None
     here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if (place.index or 0) >= here.get(place.type, 0):
         raise ModelError(f"the device {device!r} was asked for, but torch sees none such here; leave it out to run on the processor")

@@ -6,6 +6,7 @@ import torch
 
 from mmsdk.errors import ModelError
 from mmsdk.quant.types import Quantize
+from mmsdk.vision.values import shown
 
 __all__ = ["native_bfloat16", "resolve_dtype", "resolve_quantize"]
 
@@ -30,8 +31,8 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     if dtype == "auto":
         native = native_bfloat16() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
-    if dtype not in _NAMES:
-        raise ModelError(f"dtype {dtype!r} is not known; choose auto, {', '.join(_NAMES)}")
+    if not isinstance(dtype, str) or dtype not in _NAMES:
+        raise ModelError(f"dtype {shown(dtype)} is not known; choose auto, {', '.join(_NAMES)}")
     return _NAMES[dtype]
 
 

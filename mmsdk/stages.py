@@ -30,6 +30,7 @@ from mmsdk.seeing import Entered, Seen, asked, compress, connect, encode, enter,
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.intake import load
+from mmsdk.vision.values import shown
 
 __all__ = [
     "Clock",
@@ -118,8 +119,10 @@ def device_of(vlm: VLM) -> torch.device:
 def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room: int, clock: Clock, first: int = 0) -> Prepared:
     """Take a batch through load, encode, compress and prefill, keeping `room` tokens free in the model's context for the answer.
 
-    Rows are counted from `first`, where they are part of a longer batch.
+    Rows are counted from `first`, where they are part of a longer batch. Raises InputError where `room` leaves none for any prompt.
     """
+    if room >= vlm.context:
+        raise InputError(f"{room} leaves no room for a prompt: the model holds {vlm.context} tokens; ask for fewer", item="max_tokens")
     cuts, fit = cuts_of(compression, vlm.decoder.config.layers), Fit.of(vlm, compression)
     with torch.no_grad():
         with clock.stage("load"):
@@ -140,8 +143,11 @@ def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room:
             rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts)))
             context, told = _prefilled(vlm.decoder, list(rows.values()), room, cuts) if rows else (None, [])
         with clock.stage("compress"):
-            ready = {index: _guarded(row, prompts[index], seen[index]) for index, row in zip(rows, told, strict=True)}
-    return Prepared(ready, {**errors, **missed, **unseen, **unfit, **unmet, **long}, context)
+            looked = {index: _guarded(index, row, prompts[index], seen[index]) for index, row in zip(rows, told, strict=True)}
+            ready, starved = parted(looked)
+            if context is not None and starved:
+                context = _among(context, [place for place, index in enumerate(looked) if index in ready])
+    return Prepared(ready, {**errors, **missed, **unseen, **unfit, **unmet, **long, **starved}, context)
 
 
 def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
@@ -208,15 +214,28 @@ def _told(row: Row, place: int, run: Thinned, method: str, seconds: float) -> Ro
     return dataclasses.replace(row, sights=tuple(sights))
 
 
-def _guarded(row: Row, prompt: Prompt, seen: Sequence[Seen]) -> Row:
-    return dataclasses.replace(row, sights=guarded(prompt.media, seen, row.sights))
+def _guarded(index: int, row: Row, prompt: Prompt, seen: Sequence[Seen]) -> Row | InputError:
+    try:
+        return dataclasses.replace(row, sights=guarded(prompt.media, seen, row.sights))
+    except InputError as error:
+        return error.at(index)
+
+
+def _among(context: Context, places: Sequence[int]) -> Context | None:
+    """The context of these rows alone; none where there are none."""
+    if not places:
+        return None
+    rows = torch.tensor(places, device=context.hidden.device)
+    return Context(context.hidden[rows], context.cache.select(rows))
 
 
 def _read(index: int, item: object) -> Prompt | InputError:
     if not (isinstance(item, list | tuple) and len(item) == 2):
-        seen = f"{len(item)} values" if isinstance(item, list | tuple) else f"{item!r:.60}"
+        seen = f"{len(item)} values" if isinstance(item, list | tuple) else shown(item)
         return InputError(f"{seen}, expected a pair (media, question)", item=type(item).__name__, index=index)
     media, words = item
+    if media is None:
+        return InputError("None is no picture; write [] in its place to ask without one", item="media", index=index)
     # a list or tuple is always several inputs here, never the frames of one clip
     sources = media if isinstance(media, list | tuple) else [media]
     try:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from mmsdk.errors import BudgetError
+from mmsdk.vision.values import real, shown
 
 __all__ = ["AUTO", "Target"]
 
@@ -25,8 +26,8 @@ class Target:
     ms: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.ms, bool) or not (math.isfinite(self.ms) and self.ms > 0):
-            raise BudgetError(f"a prefill of {self.ms} ms is no target, expected a finite time above 0; {_SHAPE}")
+        if isinstance(self.ms, bool) or not 0 < real(self.ms) < math.inf:
+            raise BudgetError(f"a prefill of {shown(self.ms)} ms is no target, expected a finite time above 0; {_SHAPE}")
 
     @staticmethod
     def parse(text: str) -> "Target":

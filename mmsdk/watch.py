@@ -27,9 +27,12 @@ from mmsdk.tokencomp.plan import keep
 from mmsdk.tokencomp.stream import Held, form
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load_image
-from mmsdk.vision.types import Video, VisualTokens
+from mmsdk.vision.types import Image, Video, VisualTokens
+from mmsdk.vision.values import real, shown, whole
 
 __all__ = ["Watch", "holding"]
+
+LATEST = torch.finfo(torch.float32).max
 
 
 class Watch:
@@ -40,8 +43,8 @@ class Watch:
     """
 
     def __init__(self, vlm: VLM, by: Compressor, hold: int, window: int = 8) -> None:
-        if window < 2:
-            raise InputError(f"a window of {window} frames is no clip; give 2 or more", item="window")
+        if not whole(window, 2):
+            raise InputError(f"a window of {shown(window)} frames is no clip; give 2 or more", item="window")
         if by.asks:
             raise PluginError(
                 f"{type(by).__name__.lower()} wants to know the question, which comes after the frames; choose another method"
@@ -55,6 +58,7 @@ class Watch:
         self._first = 0.0
         self._last = -math.inf
         self._count = 0
+        self._notes: tuple[str, ...] = ()
 
     def push(self, frame: Source, seconds: float) -> None:
         """One more frame, in any form that intake reads, and when it was taken, by any clock; the clip begins with its first frame.
@@ -62,13 +66,14 @@ class Watch:
         Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
         the one before; it is then as if it had not come.
         """
-        pixels = self._checked(frame, seconds)
-        first = seconds if self._count == 0 else self._first
-        frames, times = [*self._frames, pixels], [*self._times, seconds - first]
+        image, taken = self._checked(frame, seconds), real(seconds)
+        first = taken if self._count == 0 else self._first
+        frames, times = [*self._frames, image.pixels], [*self._times, taken - first]
         if len(frames) == self._window:
             self._held, frames, times = self._with(frames, times), [], []
-        self._frames, self._times, self._size = frames, times, (pixels.shape[1], pixels.shape[2])
-        self._first, self._last, self._count = first, seconds, self._count + 1
+        self._frames, self._times, self._size = frames, times, image.size
+        self._first, self._last, self._count = first, taken, self._count + 1
+        self._notes = tuple(dict.fromkeys((*self._notes, *image.notes)))
 
     def encoded(self) -> Encoded:
         """The clip so far, to be asked about; more frames may come afterwards. Raises InputError where none came yet."""
@@ -78,19 +83,20 @@ class Watch:
         tokens = moved(held[0], torch.device("cpu"))
         full = math.prod(tokens.grid)
         notes = (f"of the {full} tokens of {self._count} frames {len(tokens)} are held",) if len(tokens) < full else ()
-        return Encoded(tokens, "stream", full, self._vlm.name, notes)
+        return Encoded(tokens, "stream", full, self._vlm.name, self._notes + notes)
 
-    def _checked(self, frame: Source, seconds: float) -> UInt8[Tensor, "3 h w"]:
+    def _checked(self, frame: Source, seconds: float) -> Image:
         name = f"frame {self._count}"
         try:
-            pixels = load_image(frame).pixels
+            image = load_image(frame)
         except InputError as error:
             raise InputError(error.message, item=name) from error
-        if self._count and pixels.shape[1:] != self._size:
-            raise InputError(f"is {tuple(pixels.shape[1:])}, the first is {self._size} (height, width); expected one size", item=name)
-        if not (math.isfinite(seconds) and seconds > self._last):
-            raise InputError(f"is of {seconds} s, after one of {self._last} s; expected finite, rising times", item=name)
-        return pixels
+        if self._count and image.size != self._size:
+            raise InputError(f"is {image.size}, the first is {self._size} (height, width); expected one size", item=name)
+        # a clip keeps its times in 32 bits, counted from its first frame
+        if not (self._last < real(seconds) < math.inf and abs(real(seconds) - self._first) <= LATEST):
+            raise InputError(f"is of {shown(seconds)} s, after one of {self._last} s; expected finite, rising times", item=name)
+        return image
 
     def _with(self, frames: list[UInt8[Tensor, "3 h w"]], seconds: list[float]) -> Held:
         """What is held with these frames, which wait for their window to be full."""
@@ -105,6 +111,8 @@ class Watch:
 
 def holding(by: str) -> Compressor:
     """A method by its name and knobs, without an amount. Raises PluginError for one that cannot hold frames until a question comes."""
+    if not isinstance(by, str):
+        raise PluginError(f'{shown(by)} names no method; write pipe.watch("simplecluster")')
     asked = plugins.parse(by)
     if asked.amount:
         raise PluginError(f"{by!r}: how much is held is said by hold={asked.amount}, how much a question keeps by its own compress")

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 from mmsdk.errors import BudgetError
 from mmsdk.tokencomp.share import nearest
+from mmsdk.vision.values import shown
 
 __all__ = ["Budget"]
 
@@ -25,8 +27,8 @@ class Budget:
 
         Raises BudgetError for zero, negative, NaN, a fraction above 1 or a count above n.
         """
-        if isinstance(amount, bool):
-            raise BudgetError(f"a budget is a count or a fraction, got {amount}")
+        if isinstance(amount, bool) or not isinstance(amount, SupportsFloat):
+            raise BudgetError(f"a budget is a count or a fraction, got {shown(amount)}")
         if isinstance(amount, int):
             if not 1 <= amount <= n:
                 raise BudgetError(f"budget {amount} tokens is outside [1, {n}]: the input has {n} visual tokens")

@@ -20,6 +20,7 @@ from mmsdk.errors import InputError
 from mmsdk.tokencomp.plan import merge
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.values import shown, whole
 
 __all__ = ["Held", "Planner", "Reduced", "Streamed", "appended", "form", "regrouped"]
 
@@ -101,6 +102,6 @@ def regrouped(tokens: VisualTokens, group: Int[Tensor, " n"], count: int) -> Vis
 
 def form(method: Compressor, plan: Planner, most: int) -> Held:
     """The stream form of a method that may hold `most` tokens. Raises InputError where that is too few to be halved."""
-    if most < 2:
-        raise InputError(f"a stream that holds {most} tokens can keep nothing to merge into; hold 2 or more", item="hold")
+    if not whole(most, 2):
+        raise InputError(f"a stream that holds {shown(most)} tokens can keep nothing to merge into; hold 2 or more", item="hold")
     return method.held(most) if isinstance(method, Streamed) else Reduced(plan, most)

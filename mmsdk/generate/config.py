@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import shown
 
 __all__ = ["GenerationConfig"]
 
@@ -53,4 +54,4 @@ def _real(name: str, value: object, holds: Callable[[float], bool], expected: st
 
 def _check(name: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
-        raise InputError(f"{value!r} is not {expected}", item=name)
+        raise InputError(f"{shown(value)} is not {expected}", item=name)

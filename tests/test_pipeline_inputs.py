@@ -1,0 +1,140 @@
+"""What the pipeline is given by mistake, on a small random model of real parts: told before any work, and never at the cost of a batch."""
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import jaxtyping
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageFont
+import pytest
+import torch
+
+from mmsdk.answer import Answer
+from mmsdk.decoder.transformer import Decoder, DecoderConfig
+from mmsdk.errors import InputError
+from mmsdk.legibility import LegibilityWarning
+from mmsdk.models.mini.family import Mini
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.pipeline import Pipeline
+from mmsdk.tokenizer import TextTokenizer
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
+from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.types import Image
+from mmsdk.vision.vit import ViT, ViTConfig
+from mmsdk.weights.gguf_file import read_file
+from mmsdk.weights.gguf_tokenizer import tokenizer_of
+
+CONTEXT = 512
+
+
+@pytest.fixture(scope="module")
+def pipe(mini_language: Path) -> Pipeline:
+    torch.manual_seed(0)
+    vit = ViT(ViTConfig(width=32, layers=4, heads=2, hidden=64, grid=4)).eval().requires_grad_(False)
+    sizes = {"width": 48, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 12, "inner": 96, "context": CONTEXT}
+    decoder = Decoder(DecoderConfig(vocabulary=49152, **sizes)).eval().requires_grad_(False)
+    torch.nn.init.normal_(decoder.embedding.weight)
+    torch.nn.init.normal_(decoder.head.weight, std=0.5)
+    projector = Projector(ProjectorConfig(vision=32, hidden=32, language=48)).eval().requires_grad_(False)
+    tokenizer = tokenizer_of(read_file(mini_language).metadata)
+    assert isinstance(tokenizer, TextTokenizer)
+    return Pipeline(Mini("small", Encoder(Dinov2(vit), Preprocess(area=16)), projector, decoder, tokenizer, context=CONTEXT))
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of types at every call, as users run it."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def picture(seed: int) -> Image:
+    generator = torch.Generator().manual_seed(seed)
+    return Image(torch.randint(0, 256, (3, 56, 56), dtype=torch.uint8, generator=generator), f"picture {seed}")
+
+
+def page() -> Image:
+    drawn = PIL.Image.new("RGB", (448, 448), "white")
+    pen, font = PIL.ImageDraw.Draw(drawn), PIL.ImageFont.load_default(size=11)
+    for top in range(8, 430, 16):
+        pen.text((8, top), "all rights reserved; no part of this page may be read without enough tokens " * 2, font=font, fill="black")
+    return Image(torch.from_numpy(np.array(drawn)).permute(2, 0, 1), "page.png")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("media", [["a.jpg", "b.jpg"], ("photo.jpg", "What?"), [picture(0)], [None], [5], [{"image": "a.jpg"}]])
+def test_a_list_without_a_pair_is_one_error_that_says_how_both_are_written(pipe: Pipeline, media: list[object]) -> None:
+    with pytest.raises(InputError) as caught:
+        pipe(media)  # type: ignore[call-overload]  # the mistake under test
+    assert caught.value.item == "question" and len(str(caught.value)) < 200
+    assert '(["a.jpg", "b.jpg"], "Which' in str(caught.value) and '([("a.jpg", "What' in str(caught.value)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_list_with_a_pair_is_a_batch_and_each_mistake_its_own(pipe: Pipeline) -> None:
+    found = pipe([(picture(0), "What?"), "a.jpg", 10**5000, (None, "What?"), ([None], "What?"), ({}, "What?")], max_tokens=2)
+    assert isinstance(found[0], Answer)
+    for index, told in ((1, "expected a pair"), (2, "expected a pair"), (3, "write \\[] in its place"), (4, "NoneType"), (5, "dict")):
+        error = found[index]
+        assert isinstance(error, InputError) and error.index == index and error.item
+        with pytest.raises(InputError, match=told):
+            raise error
+    assert pipe([], max_tokens=2) == []
+    assert len(pipe(((picture(0), "What?"), [picture(1), "Why?"]), max_tokens=2)) == 2
+
+
+SETTINGS: list[tuple[str, object]] = [
+    *(("max_tokens", value) for value in (2**62, 10**5000, CONTEXT, 0, -1, 2.5, math.nan, math.inf, None, "9", True, [5])),
+    *(("seed", value) for value in (-1, 2**63, 10**5000, 1.5, math.nan, None, "7", [7])),
+    *(("temperature", value) for value in (math.nan, math.inf, -math.inf, -0.1, None, "hot", [1.0], 1j, torch.tensor(1.0))),
+    *(("top_k", value) for value in (-1, 2**63, 1.5, None, "5")),
+    *((name, value) for name in ("top_p", "min_p") for value in (math.nan, -0.1, 1.5, 10**5000, None, "1")),
+    *(("stop", value) for value in ("abc", ["a"], {"a"}, (1,), ("",), ("a", None), None, 5, b"a", ((),), (10**5000,))),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "value"), SETTINGS, ids=lambda part: type(part).__name__)
+def test_settings_that_cannot_be_are_refused_before_anything_is_read(pipe: Pipeline, name: str, value: object) -> None:
+    """The picture is missing, and nobody finds out."""
+    calls: list[Callable[[], object]] = [
+        lambda: pipe("missing.png", "What?", **{name: value}),  # type: ignore[call-overload]  # the mistake under test
+        lambda: pipe([("missing.png", "What?")], **{name: value}),  # type: ignore[call-overload]  # the mistake under test
+        lambda: pipe.stream("missing.png", "What?", **{name: value}),  # type: ignore[arg-type]  # the mistake under test
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match=f"^{name}: ") as caught:
+            call()
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e308])
+def test_the_smallest_and_the_largest_temperature_work(pipe: Pipeline, temperature: float) -> None:
+    coldest = pipe(picture(0), "What?", max_tokens=4, temperature=temperature)
+    assert coldest.tokens.generated > 0 and (temperature > 1 or coldest == pipe(picture(0), "What?", max_tokens=4))
+
+
+@pytest.mark.parametrize("compress", ["tome:2", ["tome:4", "fastv:0.5"]], ids=str)
+def test_where_warnings_are_errors_a_starved_page_fails_alone(pipe: Pipeline, compress: str | list[str]) -> None:
+    """PP-13: the row that would have been warned of carries the error; the others are answered as they would be."""
+    items = [(picture(0), "What is it?"), (page(), "What does it say?"), (picture(1), "Which?"), ("missing.png", "What?")]
+    with pytest.warns(LegibilityWarning, match=r"page\.png: this picture is full of writing"):
+        usual = pipe(items, max_tokens=4, compress=compress)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = pipe(items, max_tokens=4, compress=compress)
+        (alone,) = pipe(items[1:2], max_tokens=4, compress=compress)
+        for ask in (pipe, pipe.stream):
+            with pytest.raises(InputError, match=r"^page\.png: this picture is full of writing"):
+                ask(*items[1], max_tokens=4, compress=compress)
+    assert isinstance(usual[1], Answer) and usual[1].tokens.kept == 2
+    for index in (0, 2):
+        ours, theirs = found[index], usual[index]
+        assert isinstance(ours, Answer) and isinstance(theirs, Answer) and ours == theirs and ours.tokens == theirs.tokens
+    for error, index in ((found[1], 1), (alone, 0)):
+        assert isinstance(error, InputError) and (error.index, error.item) == (index, "page.png") and "keep more" in str(error)
+    assert isinstance(found[3], InputError) and "no such file" in str(found[3])
