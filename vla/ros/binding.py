@@ -12,6 +12,7 @@ from typing import Literal
 from mmsdk.errors import InputError
 from mmsdk.vla.contract import UNITS, Command, Contract, Feature
 from mmsdk.vla.ros.joints import Reads
+from mmsdk.vla.ros.messages import CompressedImage, Image, JointState, JointTrajectory, PoseStamped, Twist, TwistStamped
 from mmsdk.vla.ros.parameters import Parameter, Parameters
 from mmsdk.vla.ros.twist import PARTS
 
@@ -99,10 +100,24 @@ class Binding:
         """The topics to publish, and what goes out on them."""
         return {entry.topic: entry.message for entry in self.commands}
 
+    @property
+    def input_types(self) -> dict[str, str]:
+        """The topics to subscribe to, and the type of each ("sensor_msgs/msg/Image")."""
+        kinds = {feature.name: feature.kind for feature in self.contract.state}
+        pictures = {entry.topic: CompressedImage.ros_type if entry.compressed else Image.ros_type for entry in self.cameras}
+        felt = {entry.topic: PoseStamped.ros_type if kinds[entry.feature] in _POSES else JointState.ros_type for entry in self.state}
+        return pictures | felt
+
+    @property
+    def output_types(self) -> dict[str, str]:
+        """The topics to publish, and the type of each."""
+        types = {kind.__name__: kind.ros_type for kind in (JointTrajectory, Twist, TwistStamped)}
+        return {topic: types[message] for topic, message in self.outputs.items()}
+
 
 def declared(contract: Contract) -> tuple[Parameter, ...]:
     """The parameters by which a node is told its topics: cameras.<name>.topic, state.<name>.joints, action.<name>.message, ..."""
-    found = [Parameter("slop", "double", 0.0, "seconds within which an observation's parts were measured; 0: the newest of each", low=0.0)]
+    found = [Parameter("slop", "double", 0.0, "an observation's parts lie within so many seconds; 0: the newest", low=0.0, read_only=True)]
     for camera in contract.cameras:
         found.append(_topic(f"cameras.{camera.name}"))
         found.append(Parameter(f"cameras.{camera.name}.compressed", "bool", False, "CompressedImage instead of Image", read_only=True))

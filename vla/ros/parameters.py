@@ -99,6 +99,12 @@ class Parameters:
             raise InputError(f"{', '.join(fixed)} cannot be changed while the node runs", item="parameters")
         self._values |= self._checked(changes)
 
+    def value(self, name: str) -> Value:
+        """The value of a parameter, of whatever kind it was declared. Raises InputError for one that was not."""
+        if name not in self._declared:
+            raise InputError("is not declared", item=name)
+        return self._values[name]
+
     def flag(self, name: str) -> bool:
         """A bool."""
         return bool(self._of(name, "bool"))
