@@ -102,14 +102,16 @@ def band(place: Int[Tensor, " n"], side: int, parts: int | Int[Tensor, " n"]) ->
 def orthonormal(columns: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """Columns made orthonormal one after another, the first ones turned least, each on the side that it was on."""
     q, r = torch.linalg.qr(columns)
-    return q * torch.where(r.diagonal() < 0, -1, 1)
+    turned: Tensor = q * torch.where(r.diagonal() < 0, -1, 1)
+    return turned
 
 
 def cayley(a: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
     """(I - A) (I + A)^-1 of the skew A = a - a^T: orthogonal whatever a is, the identity where a is zero or symmetric."""
     skew, one = a - a.T, torch.eye(len(a), dtype=a.dtype, device=a.device)
     # the two factors commute
-    return torch.linalg.solve(one + skew, one - skew)
+    rotation: Tensor = torch.linalg.solve(one + skew, one - skew)
+    return rotation
 
 
 def _axis(name: Literal["dct", "haar"], side: int) -> tuple[Float[Tensor, "p n"], Float[Tensor, "n p"]]:

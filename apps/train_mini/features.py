@@ -28,7 +28,7 @@ from mmsdk.apps.train_mini.wording import QA
 from mmsdk.errors import InputError
 from mmsdk.vision.types import Image, Media, Video, VisionEncoder, VisualTokens
 
-__all__ = ["Renders", "Sample", "Shard", "build", "check_origin", "draw", "encoded", "media_of"]
+__all__ = ["Renders", "Sample", "Shard", "build", "check_origin", "draw", "encoded", "media_of", "read"]
 
 _LEAST = 0.002
 """Smallest share of a render that a thing must cover to be asked about: about half a patch of 256."""
@@ -171,6 +171,14 @@ def encoded(items: Iterator[Scene | Clip], total: int, encoder: VisionEncoder, *
             samples += [_bare(item) for item in group]
             bar.update(len(group))
     return Shard(tuple(samples), **rows.tensors())
+
+
+def read(path: Path) -> Shard:
+    """The shard that `build` wrote at `path`, whatever its origin. Raises InputError where there is none."""
+    notes = path.with_suffix(".json")
+    if not path.exists() or not notes.exists():
+        raise InputError("there is no shard here; `python -m mmsdk.apps.train_mini` draws and encodes them", item=str(path))
+    return _read(path, notes)
 
 
 def _read(path: Path, notes: Path) -> Shard:
