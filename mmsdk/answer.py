@@ -13,12 +13,16 @@ __all__ = ["Answer", "Sight", "Timings", "Tokens"]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Counts of one answer. `visual` before and `kept` after compression, `prompt` all that the decoder was given, `generated`."""
+    """Counts of one answer. `visual` before and `kept` after compression, `prompt` all that the decoder was given, `generated`.
+
+    `recalled` of the prompt were known to the decoder from an earlier question, and not run again.
+    """
 
     visual: int = 0
     kept: int = 0
     prompt: int = 0
     generated: int = 0
+    recalled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ photo = pipe.encode("photo.jpg")  # asked about again and again, encoded once
 
 import os
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast, overload
 
 import torch
@@ -24,6 +24,7 @@ from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import Generated, Step, collect, generate
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
+from mmsdk.recall import Recall, recalling
 from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
@@ -44,14 +45,16 @@ def pipeline(
     device: str | torch.device = "cpu",
     batch_size: int = 16,
     quantize: str = "none",
+    kv: str = "dense",
 ) -> "Pipeline":
     """Put a model's parts together, ready to answer.
 
     `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
     where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together; `quantize` "int4" or
-    "int8" stores the language model's matrices in fewer bits (processor only).
+    "int8" stores the language model's matrices in fewer bits (processor only); `kv` "paged" keeps what the decoder knows in blocks, and
+    pictures as they were encoded, so that a later question about the same picture begins where the earlier one did.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
-    BudgetError for a compression that cannot be, InputError for a batch size below 1.
+    BudgetError for a compression that cannot be, InputError for a batch size below 1 and an unknown `kv`.
     """
     if task not in TASKS:
         known = ", ".join(map(repr, TASKS))
@@ -59,12 +62,14 @@ def pipeline(
     # what is wrong with the words is told before seconds are spent on weights
     steps, name, place = compression(compress), _name(model), _device(device)
     _check_batch_size(batch_size)
-    return Pipeline(open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place)), steps, batch_size)
+    recall = recalling(kv)
+    vlm = open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place))
+    return Pipeline(vlm, steps, batch_size, recall)
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A model and what its compress stage does. Calls share nothing, so that one may not change the answer of another.
+    """A model and what its compress stage does. Calls share nothing but what `recall` keeps, which goes by content and changes no answer.
 
     A batch runs `batch_size` rows at a time, which bounds its memory and changes no answer. Raises InputError where that is below 1.
     """
@@ -72,6 +77,7 @@ class Pipeline:
     vlm: VLM
     compression: Compression = Compression()
     batch_size: int = 16
+    recall: Recall = field(default_factory=Recall, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_batch_size(self.batch_size)
@@ -141,7 +147,7 @@ class Pipeline:
         config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
         steps = self.compression if compress is None else compression(compress)
         clock = Clock(device_of(self.vlm))
-        ready = prepare(self.vlm, steps, [(media, question)], max_tokens, clock)
+        ready = prepare(self.vlm, steps, [(media, question)], max_tokens, clock, recall=self.recall)
         for error in ready.errors.values():
             raise _alone(error)
         (row,) = ready.rows.values()
@@ -179,7 +185,7 @@ class Pipeline:
     def _group(self, items: Sequence[Question], first: int, config: GenerationConfig, steps: Compression) -> dict[int, Answer | MmsdkError]:
         """Answers and errors of rows that run together, by their place in the whole batch."""
         clock = Clock(device_of(self.vlm))
-        ready = prepare(self.vlm, steps, items, config.max_tokens, clock, first)
+        ready = prepare(self.vlm, steps, items, config.max_tokens, clock, first, self.recall)
         with clock.stage("decode"):
             texts = [] if ready.context is None else self._decode(ready.context, [config] * len(ready.rows))
         kind = precision(self.vlm.decoder)
@@ -241,7 +247,7 @@ class Stream(Iterator[str]):
 def _answer(row: Row, text: Generated, seed: int, clock: Clock, kind: str) -> Answer | ModelError:
     if isinstance(text.finish, ModelError):
         return text.finish
-    counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids))
+    counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids), row.recalled)
     return Answer(text.text.lstrip(), counts, clock.timings, seed, text.finish, row.sights, kind)
 
 

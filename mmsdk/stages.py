@@ -15,17 +15,19 @@ from torch import Tensor
 
 from mmsdk.answer import Sight, Timings
 from mmsdk.compress import Compression, named
-from mmsdk.decoder.prefill import Laid, prefilled
+from mmsdk.decoder.prefill import Laid, capacities, prefill_into, rest_of
 from mmsdk.decoder.spans import Span, places
 from mmsdk.decoder.thinning import Cut, Thinned
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.fitting import Fit, before, behind, by_plan, inside_encoder
+from mmsdk.kv.memory import DenseMemory, Memory, Shape
 from mmsdk.kv.types import KVCache
 from mmsdk.legibility import guarded
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Layout, Prompt, Slot
+from mmsdk.recall import Recall, keys_of
 from mmsdk.seeing import Entered, Seen, asked, compress, connect, encode, enter, parted
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.types import Audit
@@ -35,12 +37,15 @@ from mmsdk.vision.values import shown
 __all__ = [
     "Clock",
     "Context",
+    "LaidOut",
     "Prepared",
     "Question",
     "Row",
     "assemble",
     "cuts_of",
     "device_of",
+    "lay_out",
+    "legible",
     "prefill",
     "prepare",
     "read",
@@ -48,6 +53,8 @@ __all__ = [
 
 # What a user writes for one question: the media (one, several or none) and the words.
 Question = tuple[Given | Sequence[Given], str]
+
+_FORGETFUL = Recall()
 
 
 class Clock:
@@ -79,7 +86,7 @@ class Row:
     """One question ready for the decoder: its tokens before (`visual`) and after (`kept`) compression, and the prompt.
 
     `spans` are the runs of words and of visual inputs in the prompt; without any it is all words. `deep` is what the first layers add to
-    the visual tokens, zero at words.
+    the visual tokens, zero at words. `recalled` tokens at its beginning were in the cache already.
     """
 
     visual: int
@@ -89,6 +96,7 @@ class Row:
     positions: Int[Tensor, " s"]
     spans: tuple[Span, ...] = ()
     deep: tuple[Float[Tensor, "s d"], ...] = ()
+    recalled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +119,73 @@ class Prepared:
     context: Context | None
 
 
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """A batch in front of the decoder. `keys` are of the blocks of each row, in the order of `rows`, where they can be found again."""
+
+    rows: dict[int, Row]
+    errors: dict[int, MmsdkError]
+    keys: list[list[bytes]]
+    prompts: dict[int, Prompt]
+    seen: dict[int, list[Seen]]
+
+
 def device_of(vlm: VLM) -> torch.device:
     """Where the decoder's weights are, and with them everything else."""
     return next(vlm.decoder.parameters()).device
 
 
-def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room: int, clock: Clock, first: int = 0) -> Prepared:
+def prepare(
+    vlm: VLM,
+    compression: Compression,
+    items: Sequence[Question],
+    room: int,
+    clock: Clock,
+    first: int = 0,
+    recall: Recall = _FORGETFUL,
+) -> Prepared:
     """Take a batch through load, encode, compress and prefill, keeping `room` tokens free in the model's context for the answer.
 
-    Rows are counted from `first`, where they are part of a longer batch. Raises InputError where `room` leaves none for any prompt.
+    What `recall` knows of earlier calls is not computed again. Rows are counted from `first`, where they are part of a longer batch.
+    Raises InputError where `room` leaves none for any prompt.
     """
+    cuts = cuts_of(compression, vlm.decoder.config.layers)
+    with torch.no_grad():
+        laid = lay_out(vlm, compression, items, room, clock, first, recall)
+        with clock.stage("prefill"):
+            rows = list(laid.rows.values())
+            context, told = _prefilled(vlm.decoder, rows, room, cuts, recall.memory, laid.keys) if rows else (None, [])
+        with clock.stage("compress"):
+            looked = legible(laid, told)
+            ready, starved = parted(looked)
+            if context is not None and starved:
+                context = _among(context, [place for place, index in enumerate(looked) if index in ready])
+    return Prepared(ready, {**laid.errors, **starved}, context)
+
+
+def lay_out(
+    vlm: VLM,
+    compression: Compression,
+    items: Sequence[Question],
+    room: int,
+    clock: Clock,
+    first: int = 0,
+    recall: Recall = _FORGETFUL,
+) -> LaidOut:
+    """The same up to the decoder; see `prepare`."""
     if room >= vlm.context:
         raise InputError(f"{room} leaves no room for a prompt: the model holds {vlm.context} tokens; ask for fewer", item="max_tokens")
     cuts, fit = cuts_of(compression, vlm.decoder.config.layers), Fit.of(vlm, compression)
     with torch.no_grad():
         with clock.stage("load"):
             prompts, errors = parted(read(items, first))
+            prompts, contents = recall.looked_up(prompts, compression)
         with clock.stage("compress"):
             plans, missed = parted(fit(prompts))
         with clock.stage("encode"):
             fitted = {index: prompts[index] for index in plans}
             seen, unseen = parted(by_plan(plans, fitted, inside_encoder, lambda plan, rows: encode(vlm, rows, plan)))
+            recall.saw(vlm.name, compression, prompts, contents, {index: [one.tokens for one in row] for index, row in seen.items()})
         with clock.stage("compress"):
             shorter, unfit = parted(by_plan(plans, seen, before, compress))
         with clock.stage("prefill"):
@@ -141,13 +195,13 @@ def prepare(vlm: VLM, compression: Compression, items: Sequence[Question], room:
             entered, unmet = parted(by_plan(plans, embedded, behind, lambda plan, rows: enter(plan, rows, questions)))
         with clock.stage("prefill"):
             rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts)))
-            context, told = _prefilled(vlm.decoder, list(rows.values()), room, cuts) if rows else (None, [])
-        with clock.stage("compress"):
-            looked = {index: _guarded(index, row, prompts[index], seen[index]) for index, row in zip(rows, told, strict=True)}
-            ready, starved = parted(looked)
-            if context is not None and starved:
-                context = _among(context, [place for place, index in enumerate(looked) if index in ready])
-    return Prepared(ready, {**errors, **missed, **unseen, **unfit, **unmet, **long, **starved}, context)
+            keys = keys_of(vlm, recall, plans, prompts, contents, {index: _counts(entered[index]) for index in rows})
+    return LaidOut(rows, {**errors, **missed, **unseen, **unfit, **unmet, **long}, keys, prompts, seen)
+
+
+def legible(laid: LaidOut, rows: Sequence[Row]) -> dict[int, Row | InputError]:
+    """The rows, as the decoder left them, with a note on writing that too few tokens are left of; see `mmsdk.legibility`."""
+    return {index: _guarded(index, row, laid.prompts[index], laid.seen[index]) for index, row in zip(laid.rows, rows, strict=True)}
 
 
 def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
@@ -186,17 +240,32 @@ def assemble(
 
 def prefill(decoder: Decoder, rows: Sequence[Row], room: int) -> Context:
     """Run the prompts through the decoder in one pass, into a cache with space for `room` more tokens a row."""
-    return _prefilled(decoder, rows, room, ())[0]
+    return _prefilled(decoder, rows, room, (), DenseMemory(), [[]] * len(rows))[0]
 
 
-def _prefilled(decoder: Decoder, rows: Sequence[Row], room: int, cuts: Sequence[Cut]) -> tuple[Context, list[Row]]:
-    """The same, dropping tokens at the cuts; the rows then tell which."""
+def _prefilled(
+    decoder: Decoder, rows: Sequence[Row], room: int, cuts: Sequence[Cut], memory: Memory, keys: Sequence[Sequence[bytes]]
+) -> tuple[Context, list[Row]]:
+    """The same, dropping tokens at the cuts; the rows then tell which. What the memory knows by the keys of rows is not run again."""
     whole = 1 + len(cuts)
     laid = [Laid(row.embeddings, row.positions, row.spans or (Span(-1, (len(row.embeddings),) * whole),), row.deep) for row in rows]
-    run, cache = prefilled(decoder, laid, cuts, room)
+    config, first = decoder.config, rows[0].embeddings
+    shape = Shape(config.layers, config.kv_heads, config.head_dim, first.dtype, first.device)
+    cache, known = memory.begin(shape, capacities(decoder, laid, cuts, room), _searched(laid, keys, memory.page))
+    run = prefill_into(decoder, [rest_of(*one) for one in zip(laid, known, strict=True)], cuts, cache, memory.chunk)
+    memory.learn(cache, keys)
     share = run.seconds / max(1, sum(len(row.sights) for row in rows))
     told = [_told(row, place, run, named(cuts[0].by), share) for place, row in enumerate(rows)] if cuts else list(rows)
-    return Context(run.hidden[:, -1], cache), told
+    return Context(run.hidden[:, -1], cache), [dataclasses.replace(row, recalled=count) for row, count in zip(told, known, strict=True)]
+
+
+def _searched(rows: Sequence[Laid], keys: Sequence[Sequence[bytes]], page: int) -> list[Sequence[bytes]]:
+    """The keys without that of a block at the very end of a prompt: someone waits for the output of its last token."""
+    return [chain[: (len(row.embeddings) - 1) // page] if page else () for row, chain in zip(rows, keys, strict=True)]
+
+
+def _counts(row: Sequence[Entered]) -> list[int]:
+    return [len(item.seen.tokens) for item in row]
 
 
 def _told(row: Row, place: int, run: Thinned, method: str, seconds: float) -> Row:

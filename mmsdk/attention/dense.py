@@ -1,4 +1,4 @@
-"""Every query over every entry that it may see."""
+"""Every query over every entry that it may see, wherever it lies."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmsdk.attention.mask import Bias, Causal, Mask
-from mmsdk.kv.types import LayerView
+from mmsdk.attention.mask import Bias, Causal, Everything, Mask
+from mmsdk.attention.paged import over_pages, readable
+from mmsdk.kv.types import LayerView, PagedView, View
 
 __all__ = ["Dense"]
 
@@ -21,11 +22,16 @@ _SHORT = 512
 class Dense:
     """torch's fused attention; plain matrix products where those are faster: gradients, CPU, a half-size dtype, at most 512 entries.
 
-    Keys and values are never expanded to the query heads.
+    Keys and values are never expanded to the query heads. Of pages, a single new token a row reads each where it lies; several new ones
+    are worth laying the row's tokens side by side first.
     """
 
-    def __call__(self, query: Float[Tensor, "b h s d"], view: LayerView, mask: Mask) -> Float[Tensor, "b h s d"]:
+    def __call__(self, query: Float[Tensor, "b h s d"], view: View, mask: Mask) -> Float[Tensor, "b h s d"]:
         """See `mmsdk.attention.types.Attention`. The mask must be of this view, as `Masks.of` gives it."""
+        if isinstance(view, PagedView):
+            if query.shape[2] == 1 and isinstance(mask, Everything) and readable(query):
+                return over_pages(query, view)
+            return self(query, view.gathered(), mask)
         bias = mask.bias if isinstance(mask, Bias) else None
         if _plain(query, view) and not isinstance(mask, Causal):
             out = _products(query, view, bias)

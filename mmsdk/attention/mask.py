@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
-from mmsdk.kv.types import LayerView
+from mmsdk.kv.types import PagedView, View
 
 __all__ = ["Bias", "Causal", "Everything", "Mask", "Masks"]
 
@@ -64,7 +64,7 @@ class Masks:
         self._entries: Tensor | None = None
         self._mask: Mask = Everything()
 
-    def of(self, view: LayerView) -> Mask:
+    def of(self, view: View) -> Mask:
         """The mask of a layer's view. Raises InputError where an explicit mask was made for another number of entries."""
         if self._explicit is not None:
             return _fitting(self._explicit, self._positions.shape[1], view.positions.shape[1])
@@ -72,8 +72,11 @@ class Masks:
             self._entries, self._mask = view.positions, self._built(view)
         return self._mask
 
-    def _built(self, view: LayerView) -> Mask:
+    def _built(self, view: View) -> Mask:
         queries, entries = self._positions.shape[1], view.positions.shape[1]
+        if isinstance(view, PagedView) and queries == 1 and view.ascending:
+            # The last of its row sees the whole row, and padding lies nowhere.
+            return Everything()
         if view.ordered and queries == 1:
             return Everything()
         if view.ordered and queries == entries:

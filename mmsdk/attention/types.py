@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.attention.mask import Mask
-from mmsdk.kv.types import LayerView
+from mmsdk.kv.types import View
 
 __all__ = ["Attention"]
 
@@ -18,4 +18,4 @@ class Attention(Protocol):
     Query heads share key-value heads in order: h / g queries to each. A query that sees nothing gets 0.
     """
 
-    def __call__(self, query: Float[Tensor, "b h s d"], view: LayerView, mask: Mask) -> Float[Tensor, "b h s d"]: ...
+    def __call__(self, query: Float[Tensor, "b h s d"], view: View, mask: Mask) -> Float[Tensor, "b h s d"]: ...

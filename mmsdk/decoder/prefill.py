@@ -1,5 +1,6 @@
 """The prompts of a batch through the decoder, into a cache that is as large as each layer needs."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,9 @@ from mmsdk.decoder.spans import Span
 from mmsdk.decoder.thinning import Cut, Thinned, thin
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.types import KVCache
 
-__all__ = ["Laid", "prefilled"]
+__all__ = ["Laid", "capacities", "prefill_into", "prefilled", "rest_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +30,42 @@ class Laid:
     deep: tuple[Float[Tensor, "s d"], ...] = ()
 
 
+def rest_of(row: Laid, known: int) -> Laid:
+    """The row without its first `known` tokens, of which the cache knows already; only where nothing is dropped."""
+    rest = Span(-1, (len(row.embeddings) - known,))
+    return Laid(row.embeddings[known:], row.positions[known:], (rest,), tuple(added[known:] for added in row.deep)) if known else row
+
+
+def capacities(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room: int) -> list[int]:
+    """Tokens that each layer holds of the longest row, with room for `room` more."""
+    widths = _widths(rows, cuts)
+    return [widths[sum(cut.layer <= layer for cut in cuts)] + room for layer in range(decoder.config.layers)]
+
+
 def prefilled(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room: int) -> tuple[Thinned, DenseCache]:
-    """Run prompts through the decoder in one pass, into a cache with space for `room` more tokens a row.
+    """Run prompts through the decoder in one pass, into a cache with space for `room` more tokens a row."""
+    config, first, sizes = decoder.config, rows[0].embeddings, capacities(decoder, rows, cuts, room)
+    cache = DenseCache.allocate(config.layers, len(rows), config.kv_heads, config.head_dim, sizes, first.dtype, first.device)
+    return prefill_into(decoder, rows, cuts, cache), cache
+
+
+def prefill_into(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], cache: KVCache, chunk: int = sys.maxsize) -> Thinned:
+    """Run prompts through the decoder into a cache, at most `chunk` tokens of a row at one time.
 
     Shorter prompts are padded in front, where positions of -1 keep the padding out of sight of everything.
     """
-    config, first = decoder.config, rows[0].embeddings
-    widths = [max(sum(span.counts[stage] for span in row.spans) for row in rows) for stage in range(len(cuts) + 1)]
-    embeddings = first.new_zeros(len(rows), widths[0], config.width)
+    config, first, width = decoder.config, rows[0].embeddings, _widths(rows, cuts)[0]
+    embeddings = first.new_zeros(len(rows), width, config.width)
     deep = [torch.zeros_like(embeddings) for _ in range(max(len(row.deep) for row in rows))]
-    positions = torch.full((len(rows), widths[0]), -1, dtype=torch.int64, device=first.device)
+    positions = torch.full((len(rows), width), -1, dtype=torch.int64, device=first.device)
     for place, row in enumerate(rows):
-        embeddings[place, widths[0] - len(row.embeddings) :] = row.embeddings
-        positions[place, widths[0] - len(row.embeddings) :] = row.positions
+        embeddings[place, width - len(row.embeddings) :] = row.embeddings
+        positions[place, width - len(row.embeddings) :] = row.positions
         for added, own in zip(deep, row.deep, strict=False):
-            added[place, widths[0] - len(own) :] = own
-    capacities = [widths[sum(cut.layer <= layer for cut in cuts)] + room for layer in range(config.layers)]
-    cache = DenseCache.allocate(config.layers, len(rows), config.kv_heads, config.head_dim, capacities, first.dtype, first.device)
-    return thin(decoder, embeddings, positions, cache, [row.spans for row in rows], cuts, deep=deep), cache
+            added[place, width - len(own) :] = own
+    return thin(decoder, embeddings, positions, cache, [row.spans for row in rows], cuts, chunk, deep)
+
+
+def _widths(rows: Sequence[Laid], cuts: Sequence[Cut]) -> list[int]:
+    """Tokens of the longest row at first and after each cut."""
+    return [max(sum(span.counts[stage] for span in row.spans) for row in rows) for stage in range(len(cuts) + 1)]

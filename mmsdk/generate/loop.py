@@ -22,7 +22,7 @@ from mmsdk.generate.sampling import Sampler
 from mmsdk.generate.text import Decode, TextStream
 from mmsdk.kv.types import KVCache
 
-__all__ = ["Finish", "Generated", "Step", "collect", "generate"]
+__all__ = ["Finish", "Generated", "Reply", "Step", "collect", "generate"]
 
 Finish = Literal["stop", "length"] | ModelError
 
@@ -71,7 +71,7 @@ def generate(
     if len(configs) != hidden.shape[0]:
         raise InputError(f"{len(configs)} of them for {hidden.shape[0]} rows", item="configs")
     sampler = Sampler.of(configs, hidden.device)
-    rows = [_Row(row, config, TextStream(decode, config.stop), stop_ids) for row, config in enumerate(configs)]
+    rows = [Reply(row, config, TextStream(decode, config.stop), stop_ids) for row, config in enumerate(configs)]
     while True:
         ids = _next_ids(decoder, hidden, sampler)
         for row, token in zip(rows, ids.tolist(), strict=True):
@@ -100,7 +100,7 @@ def collect(steps: Iterable[Step], rows: int) -> list[Generated]:
     return [Generated("".join(texts[row]), tuple(ids[row]), ends[row]) for row in range(rows)]
 
 
-class _Row:
+class Reply:
     """What one row has said so far, and whether it is done."""
 
     __slots__ = ("_config", "_count", "_number", "_stop_ids", "_text", "finished")
@@ -114,6 +114,7 @@ class _Row:
         self.finished = False
 
     def push(self, token: int) -> Step:
+        """Take the next token, -1 where its scores were not finite."""
         if token < 0:
             error = ModelError(f"the scores of the answer's token {self._count} are not finite; try dtype float32")
             return self._last((), self._text.finish(), error)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
-from mmsdk.kv.slots import Slots, ascending, next_position
+from mmsdk.kv.slots import Slots, ascending, next_position, roomy
 from mmsdk.kv.types import LayerView
 
 __all__ = ["DenseCache"]
@@ -90,7 +90,7 @@ class DenseCache:
                 ahead[id(before)] = next_position(positions, before), ascending(positions, before)
             self._following[layer], ordered = ahead[id(before)]
             if id(slots) not in filled:
-                filled[id(slots)] = _roomy(slots, positions.shape[1], shared=id(slots) in elsewhere)
+                filled[id(slots)] = roomy(slots, positions.shape[1], shared=id(slots) in elsewhere)
                 filled[id(slots)].fill(positions, ordered)
             self._slots[layer] = filled[id(slots)]
             self._reserve(layer)
@@ -154,11 +154,3 @@ class DenseCache:
         values[:, :, :filled] = self._values[layer][:, :, :filled]
         self._keys[layer], self._values[layer] = keys, values
         self._extendable[layer] = self._changeable[layer] = True
-
-
-def _roomy(slots: Slots, new: int, shared: bool) -> Slots:
-    """Slots with room for `new` more, these or a copy."""
-    needed = slots.count + new
-    if needed > slots.capacity:
-        return slots.resized(max(needed, 2 * slots.capacity))
-    return slots.resized(slots.capacity) if shared else slots

@@ -1,10 +1,13 @@
 """Which token stands in which slot of a cache, told apart from the keys and values, so that layers can share it."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["Slots", "ascending", "next_position", "placed"]
+__all__ = ["Slots", "ascending", "joined", "next_position", "placed", "roomy"]
 
 
 def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"]) -> bool:
@@ -90,3 +93,26 @@ class Slots:
         self.positions = self._positions[:, : self.count]
         self.valid = self._valid[:, : self.count]
         self.lengths = self.valid.sum(1)
+
+
+def roomy(slots: Slots, new: int, shared: bool) -> Slots:
+    """Slots with room for `new` more: these, or a copy where they are too few or `shared` with others that stay as they are."""
+    needed = slots.count + new
+    if needed > slots.capacity:
+        return slots.resized(max(needed, 2 * slots.capacity))
+    return slots.resized(slots.capacity) if shared else slots
+
+
+def joined(parts: Sequence[Slots]) -> Slots:
+    """The rows of all of them, the shorter ones padded in front; columns that are padding in every row are left out."""
+    count = max(1, max(int(part.lengths.max()) for part in parts), max(part.count - _blank(part) for part in parts))
+    positions = [F.pad(part.positions[:, max(0, part.count - count) :], (max(0, count - part.count), 0), value=-1) for part in parts]
+    together = Slots.empty(sum(map(len, positions)), 2 * count, positions[0].device)
+    together.fill(torch.cat(positions), len({part.count for part in parts}) == 1 and all(part.ordered for part in parts))
+    return together
+
+
+def _blank(part: Slots) -> int:
+    """How many columns in front are padding in all rows."""
+    seen = part.valid.any(0)
+    return int(seen.long().argmax()) if bool(seen.any()) else part.count

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["KVCache", "KVPolicy", "LayerView"]
+__all__ = ["KVCache", "KVPolicy", "LayerView", "PagedView", "View"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,39 @@ class LayerView:
     valid: Bool[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
     ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PagedView:
+    """The same where the tokens of a row lie scattered over the blocks of a pool; columns of padding stand for no token and lie nowhere.
+
+    Token j of a row is in block `table[row, j // page]` at slot j % page. `stretches` are the same places for each row as ranges of slots
+    (block * page + slot), in order: few, as a pool keeps neighbours together. `ascending` says of each row by itself that its positions
+    ascend, which a host knows.
+    """
+
+    keys: Float[Tensor, "blocks page g d"]
+    values: Float[Tensor, "blocks page g d"]
+    table: Int[Tensor, "b most"]
+    stretches: tuple[tuple[tuple[int, int], ...], ...]
+    positions: Int[Tensor, "b t"]
+    valid: Bool[Tensor, "b t"]
+    lengths: Int[Tensor, " b"]
+    ordered: bool
+    ascending: bool
+
+    def gathered(self) -> LayerView:
+        """The tokens side by side, each row in the columns of its view: a copy."""
+        page = self.keys.shape[1]
+        # what padding reads is the first token of its row, which is finite
+        place = (self.valid.cumsum(1) - 1).clamp_min(0)
+        block, slot = self.table.gather(1, place // page), place % page
+        keys, values = (pool[block, slot].transpose(1, 2) for pool in (self.keys, self.values))
+        return LayerView(keys, values, self.positions, self.valid, self.lengths, self.ordered)
+
+
+View = LayerView | PagedView
+"""What an attention looks at."""
 
 
 @runtime_checkable
@@ -48,12 +81,12 @@ class KVCache(Protocol):
         """Make room for s new tokens in these layers (or all), once per pass and before its appends. A position of -1 marks padding."""
         ...
 
-    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> View:
         """Store the new tokens of one layer, those that `advance` announced, and return what it may now attend to."""
         ...
 
     def view(self, layer: int) -> LayerView:
-        """What a layer may attend to now; nothing is copied."""
+        """What a layer may attend to now; nothing is copied that lies side by side."""
         ...
 
     def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:

@@ -1,0 +1,51 @@
+"""One new token of each row over all that its row holds in a paged cache, read where it lies.
+
+On a processor each row is attended to by itself: its tokens are a few stretches of memory, each of which torch's fused kernel reads in
+place. Parts are merged by their log-sum-exps,
+
+    lse = log sum_i exp(lse_i),   out = sum_i out_i exp(lse_i - lse),
+
+which is exact up to the rounding of float32 (FlashAttention, arXiv 2205.14135, merges its tiles in the same way).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmsdk.kv.types import PagedView
+
+__all__ = ["over_pages", "readable"]
+
+
+def readable(query: Tensor) -> bool:
+    """Whether pages are read in place where this tensor is: elsewhere a gather costs less than a call for each row."""
+    return query.device.type == "cpu"
+
+
+def over_pages(query: Float[Tensor, "b h 1 d"], view: PagedView) -> Float[Tensor, "b h 1 d"]:
+    """softmax(q k^T / sqrt(d)) v over all of each row; a row that holds nothing gives 0."""
+    g = view.keys.shape[2]
+    # the queries that share a key-value head stand below one another, so that keys are not expanded
+    shared = query.unflatten(1, (g, -1)).squeeze(3)
+    keys, values = view.keys.flatten(0, 1), view.values.flatten(0, 1)
+    rows = [_row(one, keys, values, stretches) for one, stretches in zip(shared, view.stretches, strict=True)]
+    return torch.stack(rows).view_as(query)
+
+
+def _row(
+    query: Float[Tensor, "g r d"],
+    keys: Float[Tensor, "slots g d"],
+    values: Float[Tensor, "slots g d"],
+    stretches: tuple[tuple[int, int], ...],
+) -> Float[Tensor, "g r d"]:
+    parts = [[pool[start:stop].transpose(0, 1)[None] for pool in (keys, values)] for start, stop in stretches]
+    if not parts:
+        return torch.zeros_like(query)
+    if len(parts) == 1:
+        return F.scaled_dot_product_attention(query[None], *parts[0])[0]
+    # torch keeps the log-sum-exp for its own backward pass and has no public name for it
+    results = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query[None], *part) for part in parts]
+    shares = torch.stack([lse[0] for _, lse in results]).softmax(0)
+    outs = torch.stack([out[0] for out, _ in results])
+    return (outs * shares[..., None]).sum(0).to(query.dtype)

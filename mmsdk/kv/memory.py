@@ -1,0 +1,173 @@
+"""Where the caches of a pipeline come from, and what it remembers between calls.
+
+    memory = memory_of("paged")
+    cache, known = memory.begin(shape, capacities, keys)     # the first known[i] tokens of row i are in the cache already
+    ...                                                      # the others go through the decoder
+    memory.learn(cache, keys)
+
+Rows are told by the keys of their blocks (`mmsdk.kv.prefix.chain`); a memory without blocks asks for none and remembers nothing.
+"""
+
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from mmsdk.errors import InputError
+from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.paged import PagedCache
+from mmsdk.kv.pages import PAGE, Pages, RowPages
+from mmsdk.kv.prefix import Prefixes
+from mmsdk.kv.types import KVCache
+
+__all__ = ["KINDS", "DenseMemory", "Memory", "PagedMemory", "Shape", "memory_of"]
+
+# Columns of a pool for each that a call needs.
+_SPARE = 4
+
+KINDS = ("dense", "paged")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a decoder's keys and values are like."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """Caches for batches of prompts."""
+
+    @property
+    def page(self) -> int:
+        """Tokens of a block that can be found again; 0 where nothing is remembered, and no keys are wanted."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """How many tokens of a prompt go through the decoder at one time, at most."""
+        ...
+
+    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+        """A cache with room for so many tokens of each row in each layer, and how many tokens of each row it knows already.
+
+        There is a list of keys for every row. At least the last token of a prompt is never known: someone waits for its output.
+        """
+        ...
+
+    def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
+        """Remember prompts that a cache of this memory now holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMemory:
+    """One block of memory per call and layer; nothing is remembered."""
+
+    @property
+    def page(self) -> int:
+        """Nothing can be found again."""
+        return 0
+
+    @property
+    def chunk(self) -> int:
+        """Prompts go through whole."""
+        return sys.maxsize
+
+    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+        """See `Memory`."""
+        sizes = shape.layers, len(keys), shape.kv_heads, shape.head_dim, capacities
+        return DenseCache.allocate(*sizes, shape.dtype, shape.device), [0] * len(keys)
+
+    def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
+        """Nothing."""
+
+
+class PagedMemory:
+    """One pool of blocks for all calls, and the prompts that are still in it.
+
+    The pool is four times as large as calls have needed so far, for what is remembered. A call that needs more gets a larger one,
+    and what was remembered is then forgotten; caches of the old one live on in it.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[Shape, tuple[Pages, Prefixes]] = {}
+        self._promised: dict[Shape, int] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def page(self) -> int:
+        """Tokens of a block."""
+        return PAGE
+
+    @property
+    def chunk(self) -> int:
+        """Prompts go through whole."""
+        return sys.maxsize
+
+    @property
+    def held(self) -> int:
+        """Blocks that caches hold, over all layers; what is only remembered does not count."""
+        return sum(pages.blocks.held - prefixes.idle for pages, prefixes in self._pools.values())
+
+    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+        """See `Memory`."""
+        with self._lock:
+            needed = len(keys) * (-(-max(capacities) // PAGE) + 1)
+            pages, prefixes = self._roomy(shape, needed)
+            rows = [RowPages(columns, len(columns) * PAGE) for columns in map(prefixes.match, keys)]
+            cache = PagedCache.of(pages, rows)
+            # What the call may still take is not given to another one.
+            self._promised[shape] += needed
+            weakref.finalize(cache, self._fulfilled, shape, pages, needed).atexit = False
+        return cache, [row.length for row in rows]
+
+    def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
+        """See `Memory`. A cache of an older, smaller pool is not remembered."""
+        assert isinstance(cache, PagedCache), "a memory is taught by its own caches"
+        with self._lock:
+            for pages, prefixes in self._pools.values():
+                if cache.of_pool(pages):
+                    for row, chain in enumerate(keys):
+                        prefixes.learn(chain, cache.columns(row))
+
+    def forget(self) -> None:
+        """Let go of everything that is remembered."""
+        with self._lock:
+            for _, prefixes in self._pools.values():
+                prefixes.clear()
+
+    def _roomy(self, shape: Shape, needed: int) -> tuple[Pages, Prefixes]:
+        """The pool, with so many columns that nobody holds or was promised."""
+        wanted = needed + self._promised.setdefault(shape, 0)
+        if shape in self._pools:
+            pages, prefixes = self._pools[shape]
+            prefixes.evict(wanted)
+            if pages.blocks.free(range(shape.layers)) >= wanted:
+                return pages, prefixes
+            prefixes.clear()
+        self._promised[shape] = 0
+        pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, _SPARE * wanted, shape.dtype, shape.device)
+        self._pools[shape] = pages, Prefixes(pages.blocks, shape.layers)
+        return self._pools[shape]
+
+    def _fulfilled(self, shape: Shape, pages: Pages, needed: int) -> None:
+        with self._lock:
+            if self._pools[shape][0] is pages:
+                self._promised[shape] -= needed
+
+
+def memory_of(kind: str) -> Memory:
+    """A memory by its name: "dense" or "paged". Raises InputError for another."""
+    if kind not in KINDS:
+        raise InputError(f"{kind!r} is not known; choose {', '.join(KINDS)}", item="kv")
+    return DenseMemory() if kind == "dense" else PagedMemory()

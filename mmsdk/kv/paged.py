@@ -1,0 +1,180 @@
+"""The paged cache: the tokens of each row in blocks of a pool that many caches share, without padding and without room kept ahead.
+
+    pages = Pages(layers, kv_heads, head_dim, columns, dtype, device)
+    cache = PagedCache.empty(pages, rows=2)
+
+Rows grow by taking a block, never by copying. A fork, or a row selected twice, shares the blocks; whoever writes into a block that
+others hold too copies that one first. Blocks go back to the pool when a cache is released or dies, whatever the reason.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.errors import InputError
+from mmsdk.kv.pages import RowPages, Store
+from mmsdk.kv.sheet import Arrival, Sheet
+from mmsdk.kv.slots import Slots, joined
+from mmsdk.kv.types import LayerView, PagedView, View
+
+__all__ = ["PagedCache"]
+
+
+class PagedCache:
+    """See `mmsdk.kv.types.KVCache`. Layers that hold the same tokens share one sheet; sheets lie over the layers in order."""
+
+    def __init__(self, store: Store, sheets: Sequence[Sheet]) -> None:
+        self._store = store
+        self._sheets = list(sheets)
+
+    @classmethod
+    def empty(cls, store: Store, rows: int) -> "PagedCache":
+        """Rows without tokens, which hold no block. Raises InputError for less than one."""
+        if rows < 1:
+            raise InputError(f"it is {rows}, it must be at least 1", item="rows")
+        return cls.of(store, [RowPages((), 0) for _ in range(rows)])
+
+    @classmethod
+    def of(cls, store: Store, rows: Sequence[RowPages]) -> "PagedCache":
+        """Rows that hold these columns of all layers already, once each, filled with tokens at positions 0, 1, 2, ..."""
+        device, most = store.device, max(row.length for row in rows)
+        lengths = torch.tensor([row.length for row in rows], device=device)
+        slots = Slots.empty(len(rows), max(store.page, most), device)
+        slots.fill((torch.arange(most, device=device) - (most - lengths)[:, None]).clamp_min(-1), len({row.length for row in rows}) == 1)
+        return cls(store, [Sheet(store, range(store.layers), slots, lengths, rows)])
+
+    @property
+    def position(self) -> Int[Tensor, " b"]:
+        """The next rotary position of each row (tokens seen, not entries held): that of the first layer, which sees them all."""
+        return self._sheets[0].following
+
+    def next(self, layer: int) -> Int[Tensor, " b"]:
+        """The next rotary position of each row in this layer."""
+        return self._sheet(layer).following
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that it holds, shared ones included."""
+        return sum(len(sheet.layers) * self._store.nbytes(row) for sheet in self._sheets for row in sheet.rows)
+
+    @property
+    def utilisation(self) -> float:
+        """The share of its blocks' slots that hold a token; 1 where it holds no block."""
+        rows = [(len(sheet.layers), row) for sheet in self._sheets for row in sheet.rows]
+        page = self._store.page
+        slots = sum(count * page * (len(row.columns) + len(row.aged)) for count, row in rows)
+        return sum(count * (row.length + page * len(row.aged)) for count, row in rows) / slots if slots else 1.0
+
+    def columns(self, row: int, layer: int = 0) -> list[int]:
+        """The columns of a row in a layer, in order."""
+        return list(self._sheet(layer).rows[row].columns)
+
+    def of_pool(self, store: Store) -> bool:
+        """Whether its blocks are of this pool."""
+        return self._store is store
+
+    def fits(self, new: int) -> bool:
+        """Whether the pool has room for so many more tokens of every row."""
+        return all(sheet.fits(new) for sheet in self._sheets)
+
+    def reserve(self, new: int) -> None:
+        """Hold room for so many more tokens of every row. Raises PoolFullError; what was held until then is used by what comes later."""
+        for sheet in self._sheets:
+            sheet.reserve([new] * len(sheet.rows))
+
+    def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
+        """Make room for s new tokens in these layers (or all). A position of -1 marks padding, which takes none.
+
+        Raises InputError where the batch has another number of rows, PoolFullError where the pool has not enough blocks; the cache is then
+        as it was.
+        """
+        if positions.shape[0] != self.position.shape[0]:
+            raise InputError(f"there are {positions.shape[0]}, the cache has {self.position.shape[0]}", item="rows")
+        among = range(self._store.layers) if layers is None else layers
+        sheets = [sheet for sheet in self._parted(among) if sheet.layers.start in among]
+        arrivals: dict[int, Arrival] = {}
+        for sheet in sheets:
+            if id(sheet.following) not in arrivals:
+                arrivals[id(sheet.following)] = Arrival.of(positions, sheet.following)
+        coming = [arrivals[id(sheet.following)] for sheet in sheets]
+        for sheet, arrival in zip(sheets, coming, strict=True):
+            sheet.age()
+            sheet.reserve(arrival.counts)
+        for sheet, arrival in zip(sheets, coming, strict=True):
+            sheet.fill(arrival)
+
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> View:
+        """Store one layer's keys and values of the tokens that `advance` announced; the view includes them."""
+        sheet = self._sheet(layer)
+        self._store.write(layer, sheet.places, *(sheet.arrival.real(x.detach().transpose(1, 2)) for x in (keys, values)))
+        if sheet.slots.count == keys.shape[2]:
+            # The first tokens see nothing but each other, who are side by side as they come.
+            slots = sheet.slots
+            return LayerView(keys.detach(), values.detach(), slots.positions, slots.valid, slots.lengths, slots.ordered)
+        return self._store.view(layer, sheet.where)
+
+    def view(self, layer: int) -> LayerView:
+        """What the layer holds, side by side: a copy."""
+        view = self._store.view(layer, self._sheet(layer).where)
+        return view.gathered() if isinstance(view, PagedView) else view
+
+    def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
+        """Keep only these entries of a layer, in this (ascending) order; blocks of the others are free again."""
+        (sheet,) = (sheet for sheet in self._parted(range(layer, layer + 1)) if sheet.layers.start == layer)
+        view = self.view(layer)
+        places = index[:, None, :, None].expand(-1, view.keys.shape[1], -1, view.keys.shape[3])
+        kept = view.valid.gather(1, index).flatten()
+        keys, values = (x.gather(2, places).transpose(1, 2).flatten(0, 1)[kept] for x in (view.keys, view.values))
+        sheet.keep(index)
+        self._store.write(layer, sheet.places, keys, values)
+
+    def fork(self) -> "PagedCache":
+        """A continuation that shares the blocks stored so far; this cache may go on as well, and neither sees the other's tokens."""
+        return PagedCache(self._store, [sheet.fork(sheet.layers) for sheet in self._sheets])
+
+    def select(self, rows: Int[Tensor, " r"]) -> "PagedCache":
+        """These rows, which share their blocks with this cache."""
+        following = {id(sheet.following): sheet.following[rows] for sheet in self._sheets}
+        return PagedCache(self._store, [sheet.select(rows, following[id(sheet.following)]) for sheet in self._sheets])
+
+    @staticmethod
+    def joined(caches: Sequence["PagedCache"]) -> "PagedCache":
+        """The rows of several caches of one pool as one batch, which shares their blocks.
+
+        Raises InputError for caches of different pools, or whose layers hold different tokens in different places.
+        """
+        first = caches[0]
+        parts = [[sheet.layers for sheet in cache._sheets] for cache in caches]
+        if any(cache._store is not first._store or part != parts[0] for cache, part in zip(caches, parts, strict=True)):
+            raise InputError("they are of different pools, or thinned at different layers", item="caches")
+        following: dict[tuple[int, ...], Tensor] = {}
+        sheets = []
+        for level, layers in enumerate(parts[0]):
+            members = [cache._sheets[level] for cache in caches]
+            agreeing = tuple(id(member.following) for member in members)
+            if agreeing not in following:
+                following[agreeing] = torch.cat([member.following for member in members])
+            slots = joined([member.slots for member in members])
+            rows = [row.copy(first._store.page) for member in members for row in member.rows]
+            sheets.append(Sheet.sharing(first._store, layers, slots, following[agreeing], rows))
+            sheets[-1].ascending = all(member.ascending for member in members)
+        return PagedCache(first._store, sheets)
+
+    def release(self) -> None:
+        """Give all blocks back now, and hold no row any more; a cache that dies does so by itself."""
+        for sheet in self._sheets:
+            sheet.release()
+
+    def _sheet(self, layer: int) -> Sheet:
+        return next(sheet for sheet in self._sheets if layer in sheet.layers)
+
+    def _parted(self, among: range) -> list[Sheet]:
+        """The sheets, each of which lies wholly among these layers or wholly outside."""
+        parted = list[Sheet]()
+        for sheet in self._sheets:
+            bounds = [bound for bound in (among.start, among.stop) if sheet.layers.start < bound < sheet.layers.stop]
+            parted += sheet.parted(bounds) if bounds else [sheet]
+        self._sheets = parted
+        return parted

@@ -1,0 +1,193 @@
+"""The rows of some layers of a paged cache that hold the same tokens: where each token lies, and what comes next."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.kv.blocks import PoolFullError
+from mmsdk.kv.pages import RowPages, Store, Where
+from mmsdk.kv.slots import Slots, ascending, next_position, roomy
+
+__all__ = ["Arrival", "Sheet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """New tokens [b s], padding among them. `counts` are the real ones of each row, which the host has to know to place them.
+
+    `index` are the real ones among all b * s; nothing where all are. `ordered` and `ascending` are as in `PagedView`.
+    """
+
+    positions: Int[Tensor, "b s"]
+    following: Int[Tensor, " b"]
+    counts: tuple[int, ...]
+    index: Int[Tensor, " n"]
+    ordered: bool
+    ascending: bool
+
+    @staticmethod
+    def of(positions: Int[Tensor, "b s"], before: Int[Tensor, " b"]) -> "Arrival":
+        """Of rows that stand at `before`. One question to the device for the whole pass."""
+        real = positions >= 0
+        counts = tuple(real.sum(1).tolist())
+        whole = sum(counts) == positions.numel()
+        ordered = ascending(positions, before) if whole else False
+        index = torch.empty(0, dtype=torch.long, device=positions.device) if whole else real.flatten().nonzero()[:, 0]
+        rising = ordered or _rising(positions, before)
+        return Arrival(positions, next_position(positions, before), counts, index, ordered, rising)
+
+    def real(self, x: Float[Tensor, "b s g d"]) -> Float[Tensor, "n g d"]:
+        """What belongs to real tokens, in order."""
+        flat = x.flatten(0, 1)
+        return flat[self.index] if len(self.index) else flat[: sum(self.counts)]
+
+
+def _rising(positions: Int[Tensor, "b s"], before: Int[Tensor, " b"]) -> bool:
+    """Whether the real positions of each row ascend from `before` on."""
+    earlier = torch.cat([before[:, None] - 1, positions[:, :-1]], dim=1).cummax(1).values
+    return bool(((positions > earlier) | (positions < 0)).all())
+
+
+class Sheet:
+    """Slots (which column of a view is which token), rows (which blocks), and the next position of each row, over a range of layers."""
+
+    def __init__(self, store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages]) -> None:
+        """Takes over one hold of every column of `rows` in these layers."""
+        self.layers = layers
+        self.slots = slots
+        self.following = following
+        self.rows = list(rows)
+        self.ascending = True
+        self._store = store
+        # Also where nobody says release: an error, an abandoned stream, Ctrl-C.
+        self._release = weakref.finalize(self, _give, store, layers, self.rows)
+        self._release.atexit = False
+        nothing = torch.empty(0, dtype=torch.long, device=following.device)
+        self.arrival = Arrival(slots.positions[:, :0], following, (0,) * len(self.rows), nothing, ordered=True, ascending=True)
+        self.places: Int[Tensor, " n"] = nothing
+        self._locate()
+
+    @staticmethod
+    def sharing(store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages]) -> "Sheet":
+        """One that holds the blocks of these rows beside those that hold them already."""
+        for row in rows:
+            store.hold(layers, row)
+        return Sheet(store, layers, slots, following, rows)
+
+    @property
+    def where(self) -> Where:
+        """Where everything lies now."""
+        slots = self.slots
+        seen = slots.positions, slots.valid, slots.lengths, slots.ordered, self.ascending
+        return Where(tuple(self.rows), self._table, self._stretches, self._aged, *seen)
+
+    def fits(self, new: int) -> bool:
+        """Whether there is room for so many more tokens of each row."""
+        return self._store.fits(self.layers, self.rows, new)
+
+    def age(self) -> None:
+        """Let the store move what is no longer recent."""
+        if self._store.age(self.layers, self.rows):
+            self._locate()
+
+    def reserve(self, counts: Sequence[int]) -> None:
+        """Hold the blocks that so many more tokens of each row need.
+
+        Raises PoolFullError; no token is lost, and what was taken until then is used by those that come later.
+        """
+        changed = False
+        try:
+            for row, count in zip(self.rows, counts, strict=True):
+                changed |= row.reserve(self._store, self.layers, count)
+        finally:
+            if changed:
+                self._locate()
+
+    def fill(self, arrival: Arrival) -> None:
+        """Take the new tokens in, at `places`."""
+        self.arrival, self.following = arrival, arrival.following
+        self.ascending = self.ascending and arrival.ascending
+        self.slots = roomy(self.slots, arrival.positions.shape[1], shared=False)
+        self.slots.fill(arrival.positions, arrival.ordered)
+        self._place(arrival.counts)
+        self._stretches = tuple(row.stretches(self._store.page) for row in self.rows)
+
+    def keep(self, index: Int[Tensor, "b k"]) -> None:
+        """Hold only these columns of the view; `places` are then the slots of the tokens among them, to be written anew.
+
+        Raises PoolFullError, having changed nothing, where the blocks held until now are shared and there are no others.
+        """
+        counts = self.slots.valid.gather(1, index).sum(1).tolist()
+        store, before = self._store, list(self.rows)
+        _give(store, self.layers, before)
+        self.rows[:] = [RowPages((), 0) for _ in before]
+        try:
+            for row, count in zip(self.rows, counts, strict=True):
+                row.reserve(store, self.layers, count)
+        except PoolFullError:
+            # Others hold what was given back, so that nobody has written to it yet.
+            _give(store, self.layers, self.rows)
+            for row in before:
+                store.hold(self.layers, row)
+            self.rows[:] = before
+            raise
+        self.slots = self.slots.kept(index)
+        self._place(counts)
+        self._locate()
+
+    def fork(self, layers: range) -> "Sheet":
+        """Another one over these layers with the same tokens."""
+        return self._other(
+            layers, self.slots.resized(self.slots.capacity), self.following, [row.copy(self._store.page) for row in self.rows]
+        )
+
+    def select(self, rows: Int[Tensor, " r"], following: Int[Tensor, " r"]) -> "Sheet":
+        """Another one with these rows, any number of times."""
+        return self._other(
+            self.layers, self.slots.select(rows), following, [self.rows[row].copy(self._store.page) for row in rows.tolist()]
+        )
+
+    def parted(self, bounds: Sequence[int]) -> list["Sheet"]:
+        """Parts of it, which begin at these layers and hold in all what it held."""
+        starts = [self.layers.start, *bounds]
+        parts = [self.fork(range(*ends)) for ends in zip(starts, [*bounds, self.layers.stop], strict=True)]
+        self.release()
+        return parts
+
+    def release(self) -> None:
+        """Give the blocks back, once."""
+        self._release()
+        self.rows = []
+
+    def _other(self, layers: range, slots: Slots, following: Tensor, rows: Sequence[RowPages]) -> "Sheet":
+        sheet = Sheet.sharing(self._store, layers, slots, following, rows)
+        sheet.ascending = self.ascending
+        return sheet
+
+    def _place(self, counts: Sequence[int]) -> None:
+        page, device = self._store.page, self.following.device
+        if max(counts) <= 1:
+            slots = [row.slot(page) for row, count in zip(self.rows, counts, strict=True) if count]
+            self.places = torch.tensor(slots, dtype=torch.long, device=device)
+        else:
+            found = [row.slots(count, page) for row, count in zip(self.rows, counts, strict=True)]
+            self.places = torch.cat(found).to(device)
+        for row, count in zip(self.rows, counts, strict=True):
+            row.length += count
+
+    def _locate(self) -> None:
+        """The table of the blocks of all rows, their stretches, and what has aged."""
+        most, device = max(1, *(len(row.columns) for row in self.rows)), self.following.device
+        padded = [row.columns + [0] * (most - len(row.columns)) for row in self.rows]
+        self._table: Int[Tensor, "b most"] = torch.tensor(padded, dtype=torch.long, device=device)
+        self._stretches = tuple(row.stretches(self._store.page) for row in self.rows)
+        self._aged: Int[Tensor, " k"] = torch.tensor([column for row in self.rows for column in row.aged], dtype=torch.long, device=device)
+
+
+def _give(store: Store, layers: range, rows: Sequence[RowPages]) -> None:
+    for row in rows:
+        store.give(layers, row)

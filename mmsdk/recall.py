@@ -1,0 +1,188 @@
+"""What a pipeline recalls between calls: pictures and clips it has encoded, and prompts whose keys and values it still holds.
+
+Both go by content. A picture is its decoded, upright pixels and their shape, a clip its frames and their times: however it was handed
+over, and whatever a file of its name holds by now. What the decoder knows depends on more: on how the input was compressed, and by a
+method that asks on the question, too. All of that is in the key of every block of a prompt (`mmsdk.kv.prefix`).
+"""
+
+import dataclasses
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmsdk.compress import Compression
+from mmsdk.encoded import Encoded
+from mmsdk.kv.memory import DenseMemory, Memory, memory_of
+from mmsdk.kv.prefix import Look, Run, Words, chain, digest
+from mmsdk.models.types import VLM
+from mmsdk.prompt import Ids, Layout, Prompt
+from mmsdk.vision.types import Media, Video, VisualTokens
+
+__all__ = ["Recall", "Sights", "content", "keys_of", "recalling"]
+
+
+# Bytes of encoded pictures and clips that are kept: some hundreds of pictures.
+_SIGHTS = 128 * 2**20
+
+
+class Sights:
+    """Encoded pictures and clips by content, in at most `most` bytes; the longest unused make room. 0 keeps nothing."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.most = most
+        self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is kept."""
+        return self._bytes
+
+    def known(self, prompt: Prompt, contents: Sequence[bytes]) -> Prompt:
+        """The prompt with what was encoded before in the place of its pictures and clips."""
+        media = iter(contents)
+        with self._lock:
+            found = list(prompt.segments)
+            for place, segment in enumerate(found):
+                if isinstance(segment, Media | Encoded):
+                    key = next(media)
+                    if isinstance(segment, Media) and key in self._kept:
+                        self._kept.move_to_end(key)
+                        found[place] = dataclasses.replace(self._kept[key], source=segment.source, notes=segment.notes)
+        return Prompt(tuple(found))
+
+    def learn(self, key: bytes, media: Media, tokens: VisualTokens, model: str) -> None:
+        """Keep what an encoder made of a picture or a clip, where it fits at all."""
+        size = _size(tokens)
+        if size > self.most:
+            return
+        encoded = Encoded.of(media, _own(tokens), model)
+        with self._lock:
+            if key in self._kept:
+                return
+            while self._bytes + size > self.most:
+                self._bytes -= _size(self._kept.popitem(last=False)[1].tokens)
+            self._kept[key], self._bytes = encoded, self._bytes + size
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Where caches come from, what was seen before, and whose it is: nothing is shared with another `tenant`."""
+
+    memory: Memory = field(default_factory=DenseMemory)
+    sights: Sights = field(default_factory=Sights)
+    tenant: str = ""
+
+    def looked_up(self, prompts: Mapping[int, Prompt], compression: Compression) -> tuple[dict[int, Prompt], dict[int, list[bytes]]]:
+        """The prompts with what was encoded before, and the contents of their media; none of these where nothing is recalled.
+
+        A step inside the encoder needs the picture itself.
+        """
+        if not (self.memory.page or self.sights.most):
+            return dict(prompts), {}
+        mine = self.tenant.encode()
+        contents = {index: [digest(mine, content(item)) for item in prompt.media] for index, prompt in prompts.items()}
+        if compression.inside_encoder:
+            return dict(prompts), contents
+        return {index: self.sights.known(prompt, contents[index]) for index, prompt in prompts.items()}, contents
+
+    def saw(
+        self,
+        model: str,
+        compression: Compression,
+        prompts: Mapping[int, Prompt],
+        contents: Mapping[int, Sequence[bytes]],
+        seen: Mapping[int, Sequence[VisualTokens]],
+    ) -> None:
+        """Keep what was encoded now; nothing where a step inside the encoder left only part of it."""
+        for index, keys in () if compression.inside_encoder else contents.items():
+            for item, key, tokens in zip(prompts[index].media, keys, seen.get(index, ()), strict=False):
+                if not isinstance(item, Encoded):
+                    self.sights.learn(key, item, tokens, model)
+
+
+def recalling(kv: str) -> Recall:
+    """What a pipeline with this kind of cache recalls ("dense" nothing). Raises InputError for a kind that is not known."""
+    memory = memory_of(kv)
+    return Recall(memory, Sights(_SIGHTS if memory.page else 0))
+
+
+def content(item: Media | Encoded) -> bytes:
+    """A digest of everything that an encoder sees of an input."""
+    if isinstance(item, Encoded):
+        return digest(b"encoded", item.model.encode(), *(_raw(part) for part in _tensors(item.tokens)))
+    if isinstance(item, Video):
+        return digest(b"clip", _raw(item.frames), _raw(item.times))
+    return digest(b"picture", _raw(item.pixels))
+
+
+def keys_of(
+    vlm: VLM,
+    recall: Recall,
+    plans: Mapping[int, Compression],
+    prompts: Mapping[int, Prompt],
+    contents: Mapping[int, Sequence[bytes]],
+    counts: Mapping[int, Sequence[int]],
+) -> list[list[bytes]]:
+    """The keys of each row's blocks; none where nothing is remembered, or what a method does cannot be said.
+
+    `contents` and `counts` are of each visual input of a row: what it is, and how many tokens of it go into the decoder.
+    """
+    root = digest(recall.tenant.encode(), vlm.name.encode(), str(vlm.decoder.norm.weight.dtype).encode())
+    rows = []
+    for index, count in counts.items():
+        plan, prompt = plans[index], prompts[index]
+        keyed = recall.memory.page and _tellable(plan)
+        looks = [digest(key, *_told(plan, prompt)) for key in contents[index]] if keyed else []
+        rows.append(chain(root, _runs(vlm.layout(prompt), looks, count), recall.memory.page) if keyed else [])
+    return rows
+
+
+def _runs(layout: Layout, looks: Sequence[bytes], counts: Sequence[int]) -> list[Run]:
+    return [
+        Words(span.ids) if isinstance(span, Ids) else Look(looks[span.media], counts[span.media])
+        for span in layout.spans
+    ]  # fmt: skip
+
+
+def _tellable(plan: Compression) -> bool:
+    """Whether two plans that say the same do the same: their methods are values, and none works between the decoder's layers, where
+    what stays depends on everything that is asked."""
+    return not plan.inside_decoder and all(dataclasses.is_dataclass(step.method) for step in plan.steps)
+
+
+def _told(plan: Compression, prompt: Prompt) -> list[bytes]:
+    """What becomes of an input besides its content: the steps with all their knobs, and the question where one of them asks."""
+    steps = [f"{type(step.method).__module__}.{step.method!r}:{step.amount!r}".encode() for step in plan.steps]
+    return [*steps, prompt.text.encode()] if plan.asks else steps
+
+
+def _tensors(tokens: VisualTokens) -> list[Tensor]:
+    keys = [] if tokens.keys is None else [tokens.keys]
+    return [tokens.features, tokens.positions, tokens.weight, tokens.times, tokens.saliency, *keys, *tokens.deep]
+
+
+def _size(tokens: VisualTokens) -> int:
+    return sum(part.nbytes for part in _tensors(tokens))
+
+
+def _own(tokens: VisualTokens) -> VisualTokens:
+    """The same in memory of its own: as a slice of a batch it would keep all of the batch."""
+    return dataclasses.replace(
+        tokens,
+        features=tokens.features.clone(),
+        keys=None if tokens.keys is None else tokens.keys.clone(),
+        deep=tuple(part.clone() for part in tokens.deep),
+    )
+
+
+def _raw(tensor: Tensor) -> bytes:
+    """The bytes of a tensor, behind its type and shape: equal bytes of another shape are another content."""
+    head = f"{tensor.dtype}".encode() + struct.pack(f"<{tensor.ndim}q", *tensor.shape)
+    return head + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,1 @@
+"""Many requests at one time over one model."""

@@ -1,0 +1,282 @@
+"""Continuous batching: requests come and go at every token, and share one pool of blocks (Orca, OSDI 2022; PagedAttention, 2309.06180).
+
+    engine = Engine(pipe, rows=8)
+    number = engine.submit("photo.jpg", "What is it?", GenerationConfig(max_tokens=32))
+    while engine.busy:
+        for event in engine.step():
+            print(event.number, event.text)
+
+A step is schedule, run, postprocess: admit who has room, one token for everyone who speaks, at most `chunk` tokens of prompts for those
+who are still read (chunked prefill, Sarathi, arXiv 2308.16369), then see who has ended. Where blocks run out, the latest to be admitted is
+set aside: its blocks are freed, and its prompt and what it has said are read again when there is room. Its text and its draws go on as if
+nothing had been. No request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.decoder.prefill import prefill_into
+from mmsdk.encoded import Given
+from mmsdk.errors import InputError, MmsdkError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.kv.memory import PagedMemory
+from mmsdk.kv.paged import PagedCache
+from mmsdk.kv.pages import PAGE, Pages, RowPages
+from mmsdk.kv.prefix import Prefixes
+from mmsdk.pipeline import Pipeline
+from mmsdk.recall import Recall, Sights
+from mmsdk.seeing import parted
+from mmsdk.serve.job import Event, Finish, Job, Outcome, Reading, laid_with
+from mmsdk.stages import Clock, Row, device_of, lay_out, legible
+
+__all__ = ["Engine", "Event", "Outcome"]
+
+_SIGHTS = 128 * 2**20
+
+
+class Engine:
+    """Requests over one pipeline's model. Not safe between threads: one calls `step`, and hands requests over to it."""
+
+    def __init__(self, pipe: Pipeline, *, rows: int = 8, chunk: int = 256, tokens: int = 0) -> None:
+        """At most `rows` requests at one time, and a pool for so many `tokens` of them all: by default 1,024 each, and the model's context.
+
+        Raises InputError for a size below 1, and where the pipeline compresses inside the decoder, which reads prompts whole.
+        """
+        for name, size in (("rows", rows), ("chunk", chunk)):
+            if size < 1:
+                raise InputError(f"it is {size}, it must be at least 1", item=name)
+        if pipe.compression.inside_decoder:
+            raise InputError("an engine reads prompts in chunks, and a method inside the decoder needs them whole", item="compress")
+        self._pipe, self._rows, self._chunk = pipe, rows, chunk
+        decoder, config = pipe.vlm.decoder, pipe.vlm.decoder.config
+        dtype, device = decoder.norm.weight.dtype, device_of(pipe.vlm)
+        columns = -(-(tokens or max(pipe.vlm.context, 1024 * rows)) // PAGE)
+        self._pages = Pages(config.layers, config.kv_heads, config.head_dim, columns, dtype, device)
+        self._layers = range(config.layers)
+        self._prefixes = Prefixes(self._pages.blocks, config.layers)
+        self._recall = Recall(PagedMemory(), Sights(_SIGHTS))
+        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._prepared: dict[int, tuple[Row, list[bytes]]] = {}
+        self._reading: list[Reading] = []
+        self._speaking: list[Job] = []
+        # The rows of those who speak, in their order; one without tokens where nobody does.
+        self._cache = PagedCache.empty(self._pages, 1)
+        self._number = 0
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._speaking or self._reading or any(self._waiting.values()))
+
+    @property
+    def held(self) -> int:
+        """Blocks of requests, over all layers; what is only remembered of past prompts does not count."""
+        return self._pages.blocks.held - self._prefixes.idle
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the slots in blocks of those who speak that hold a token."""
+        return self._cache.utilisation
+
+    def submit(self, media: Given | Sequence[Given], question: str, config: GenerationConfig = GenerationConfig(), tenant: str = "") -> int:
+        """Take a request; its number. Nothing is looked at yet: what is wrong with it ends it, alone, in a later step."""
+        self._number += 1
+        vlm = self._pipe.vlm
+        job = Job(self._number, (media, question), config, tenant, vlm.tokenizer.decode, vlm.stop_ids)
+        self._waiting.setdefault(tenant, deque()).append(job)
+        return job.number
+
+    def cancel(self, number: int) -> bool:
+        """End a request now and free what it holds; whether it was still there. It gives no event any more."""
+        for queue in self._waiting.values():
+            for job in [one for one in queue if one.number == number]:
+                queue.remove(job)
+                self._prepared.pop(number, None)
+                return True
+        for one in [one for one in self._reading if one.job.number == number]:
+            self._reading.remove(one)
+            one.cache.release()
+            self._prepared.pop(number, None)
+            return True
+        for job in [one for one in self._speaking if one.number == number]:
+            self._drop([job])
+            return True
+        return False
+
+    def step(self) -> list[Event]:
+        """Go on by one token for everyone who speaks, and by one chunk for those who are read."""
+        with torch.no_grad():
+            events = self._admit()
+            events += self._decode()
+            return events + self._read()
+
+    def drain(self) -> dict[int, Outcome]:
+        """Step until nothing is left to do; the outcomes by number."""
+        texts, ids, ends = dict[int, str](), dict[int, tuple[int, ...]](), dict[int, Finish]()
+        while self.busy:
+            for event in self.step():
+                texts[event.number] = texts.get(event.number, "") + event.text
+                ids[event.number] = ids.get(event.number, ()) + event.ids
+                if event.finish is not None:
+                    ends[event.number] = event.finish
+        return {number: Outcome(texts[number], ids[number], finish) for number, finish in ends.items()}
+
+    def close(self) -> None:
+        """End all requests and free everything; the engine can be used again."""
+        self._waiting.clear()
+        self._prepared.clear()
+        for one in self._reading:
+            one.cache.release()
+        self._reading.clear()
+        self._speaking.clear()
+        self._cache.release()
+        self._cache = PagedCache.empty(self._pages, 1)
+        self._prefixes.clear()
+
+    def _admit(self) -> list[Event]:
+        """Begin to read those whose turn it is, as long as the pool has room for all of what each has to be told."""
+        events = list[Event]()
+        while len(self._reading) + len(self._speaking) < self._rows and (tenant := self._turn()) is not None:
+            job = self._waiting[tenant][0]
+            problem = self._look_at(job)
+            if problem is not None:
+                events.append(Event(job.number, (), "", problem))
+            elif not self._begin(job):
+                break
+            self._waiting[tenant].popleft()
+            self._waiting.move_to_end(tenant)
+        return events
+
+    def _turn(self) -> str | None:
+        """The tenant whose turn it is among those who wait."""
+        for tenant in [tenant for tenant, queue in self._waiting.items() if not queue]:
+            del self._waiting[tenant]
+        return next(iter(self._waiting), None)
+
+    def _look_at(self, job: Job) -> MmsdkError | None:
+        """Encode and lay out a request, once; what is wrong with it."""
+        if job.number in self._prepared:
+            return None
+        vlm, recall = self._pipe.vlm, replace(self._recall, tenant=job.tenant)
+        try:
+            ready = lay_out(vlm, self._pipe.compression, [job.question], job.config.max_tokens, Clock(device_of(vlm)), recall=recall)
+        except MmsdkError as error:
+            return error
+        _, starved = parted(legible(ready, list(ready.rows.values())))
+        for error in (*ready.errors.values(), *starved.values()):
+            return error.at(None) if isinstance(error, InputError) else error
+        (row,), (keys,) = ready.rows.values(), ready.keys
+        most, page = len(row.embeddings) + job.config.max_tokens, self._pages.page
+        if self._pages.needed(most) > self._pages.blocks.columns:
+            told = f"prompt and answer may take {most} tokens, the engine holds {self._pages.blocks.columns * page}"
+            return InputError(f"{told}; lower max_tokens, or give it more tokens", item="prompt")
+        self._prepared[job.number] = row, keys
+        return None
+
+    def _begin(self, job: Job) -> bool:
+        """Give a job its blocks and begin to read it; whether there was room, with a block to go on for everyone who is there."""
+        row, keys = self._prepared[job.number]
+        laid = laid_with(self._pipe.vlm.decoder, row, job.said)
+        tokens = len(laid.embeddings)
+        known = self._prefixes.match(keys[: (tokens - 1) // self._pages.page])
+        cache = PagedCache.of(self._pages, [RowPages(known, len(known) * self._pages.page)])
+        wanted = self._pages.needed(tokens + 1) - len(known) + len(self._reading) + len(self._speaking)
+        self._prefixes.evict(wanted)
+        if self._pages.blocks.free(self._layers) < wanted and (self._reading or self._speaking):
+            cache.release()
+            return False
+        done = len(known) * self._pages.page
+        cache.reserve(tokens - done)
+        self._reading.append(Reading(job, laid, keys, cache, done))
+        return True
+
+    def _decode(self) -> list[Event]:
+        """One token for everyone who speaks."""
+        self._make_room()
+        if not self._speaking:
+            return []
+        decoder = self._pipe.vlm.decoder
+        ids = torch.tensor([[job.said[-1]] for job in self._speaking], device=self._cache.position.device)
+        hidden: Tensor = decoder(decoder.embed(ids), self._cache.position[:, None], self._cache)
+        events = self._say(self._speaking, hidden[:, -1])
+        self._drop([job for job, event in zip(self._speaking, events, strict=True) if event.finish is not None])
+        return events
+
+    def _read(self) -> list[Event]:
+        """At most a chunk of the prompts that are read, the earliest first; whoever is through says its first token."""
+        events, budget = list[Event](), self._chunk
+        while self._reading and budget > 0:
+            one = self._reading[0]
+            count = min(budget, one.left)
+            run = prefill_into(self._pipe.vlm.decoder, [one.next(count)], (), one.cache)
+            one.done, budget = one.done + count, budget - count
+            if one.left:
+                break
+            self._reading.pop(0)
+            self._prefixes.learn(one.keys, one.cache.columns(0))
+            (event,) = self._say([one.job], run.hidden[:, -1])
+            events.append(event)
+            if event.finish is None:
+                self._join(one)
+            else:
+                one.cache.release()
+                self._prepared.pop(one.job.number)
+        return events
+
+    def _say(self, jobs: Sequence[Job], hidden: Float[Tensor, "b d"]) -> list[Event]:
+        logits = self._pipe.vlm.decoder.logits(hidden)
+        return [job.say(row[None]) for job, row in zip(jobs, logits, strict=True)]
+
+    def _make_room(self) -> None:
+        """Room for a token of everyone who speaks: what is only remembered goes first, then the latest who was admitted."""
+        while self._speaking and not self._cache.fits(1):
+            self._prefixes.evict(len(self._speaking))
+            if self._cache.fits(1):
+                return
+            if self._reading:
+                one = self._reading.pop()
+                one.cache.release()
+                self._wait_again(one.job)
+            else:
+                self._set_aside(self._speaking[-1])
+
+    def _set_aside(self, job: Job) -> None:
+        """Free the blocks of one who speaks, to be read again; the full ones of its prompt stay for as long as nobody needs them."""
+        self._drop([job], forget=False)
+        self._wait_again(job)
+
+    def _wait_again(self, job: Job) -> None:
+        self._waiting.setdefault(job.tenant, deque()).appendleft(job)
+        self._waiting.move_to_end(job.tenant, last=False)
+
+    def _join(self, one: Reading) -> None:
+        before = self._cache
+        self._cache = PagedCache.joined([before, one.cache]) if self._speaking else one.cache
+        self._speaking.append(one.job)
+        before.release()
+        if self._cache is not one.cache:
+            one.cache.release()
+
+    def _drop(self, jobs: Sequence[Job], forget: bool = True) -> None:
+        """Take these out of those who speak and free their blocks."""
+        if not jobs:
+            return
+        staying = [place for place, job in enumerate(self._speaking) if job not in jobs]
+        before = self._cache
+        self._cache = before.select(torch.tensor(staying)) if staying else PagedCache.empty(self._pages, 1)
+        before.release()
+        self._speaking = [self._speaking[place] for place in staying]
+        for job in jobs if forget else ():
+            self._prepared.pop(job.number)

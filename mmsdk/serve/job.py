@@ -1,0 +1,105 @@
+"""One request on its way through an engine: what was asked, what the decoder is to be told, what has been said."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.decoder.prefill import Laid
+from mmsdk.decoder.spans import Span
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import MmsdkError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.loop import Reply
+from mmsdk.generate.sampling import Sampler
+from mmsdk.generate.text import Decode, TextStream
+from mmsdk.kv.paged import PagedCache
+from mmsdk.stages import Question, Row
+
+__all__ = ["Event", "Finish", "Job", "Outcome", "Reading", "laid_with"]
+
+Finish = Literal["stop", "length", "cancelled"] | MmsdkError
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A request went on: the tokens it gained, the text that these set free, and why it ends here, if it does."""
+
+    number: int
+    ids: tuple[int, ...]
+    text: str
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The whole of a request. Where `finish` is an error, the text is what it said before."""
+
+    text: str
+    ids: tuple[int, ...]
+    finish: Finish
+
+
+class Job:
+    """A request that an engine has taken. Its sampler and its text go on where they were, however often it is set aside."""
+
+    def __init__(
+        self, number: int, question: Question, config: GenerationConfig, tenant: str, decode: Decode, stop_ids: frozenset[int]
+    ) -> None:
+        self.number = number
+        self.question = question
+        self.config = config
+        self.tenant = tenant
+        self.said: list[int] = []
+        self._reply = Reply(number, config, TextStream(decode, config.stop), stop_ids)
+        self._sampler: Sampler | None = None
+        self._begun = False
+
+    def say(self, logits: Float[Tensor, "1 v"]) -> Event:
+        """Take the next token. What cannot be sampled ends this request, with its error."""
+        if self._sampler is None:
+            self._sampler = Sampler.of([self.config], logits.device)
+        try:
+            token = int(self._sampler(logits)) if bool(logits.amax().isfinite()) else -1
+        except MmsdkError as error:
+            return Event(self.number, (), "", error)
+        step = self._reply.push(token)
+        self.said.extend(step.ids)
+        # Models begin with the space between prompt and answer, which is no part of the answer.
+        text = step.text if self._begun else step.text.lstrip()
+        self._begun = self._begun or bool(text)
+        return Event(self.number, step.ids, text, step.finish)
+
+
+@dataclass(slots=True)
+class Reading:
+    """A job whose prompt, and what it had said when it was set aside, goes through the decoder chunk by chunk."""
+
+    job: Job
+    laid: Laid
+    keys: Sequence[bytes]
+    cache: PagedCache
+    done: int
+
+    @property
+    def left(self) -> int:
+        """Tokens that the cache does not hold yet."""
+        return len(self.laid.embeddings) - self.done
+
+    def next(self, count: int) -> Laid:
+        """The next so many of them."""
+        part = slice(self.done, self.done + count)
+        embeddings = self.laid.embeddings[part]
+        return Laid(embeddings, self.laid.positions[part], (Span(-1, (len(embeddings),)),), tuple(deep[part] for deep in self.laid.deep))
+
+
+def laid_with(decoder: Decoder, row: Row, said: Sequence[int]) -> Laid:
+    """A prompt and the tokens said after it, in front of the decoder."""
+    words = decoder.embed(torch.tensor([list(said)], dtype=torch.int64, device=row.embeddings.device))[0].to(row.embeddings.dtype)
+    embeddings = torch.cat([row.embeddings, words])
+    behind = row.positions[-1] + 1 + torch.arange(len(said), device=row.positions.device)
+    deep = tuple(torch.cat([added, torch.zeros_like(words)]) for added in row.deep)
+    return Laid(embeddings, torch.cat([row.positions, behind]), (Span(-1, (len(embeddings),)),), deep)

@@ -1,0 +1,208 @@
+"""The engine against a pipeline that answers one by one: same tokens whatever else is going on, and nothing held afterwards."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from mmsdk.answer import Answer
+from mmsdk.compress import compression
+from mmsdk.errors import BudgetError, InputError, ModelError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.models.mini.family import Mini
+from mmsdk.pipeline import Pipeline
+from mmsdk.serve.engine import Engine, Event, Outcome
+from mmsdk.vision.types import Image
+
+Asked = tuple[list[Image], str, GenerationConfig]
+
+
+def picture(seed: int) -> Image:
+    generator = torch.Generator().manual_seed(seed)
+    return Image(torch.randint(0, 256, (3, 56, 56), dtype=torch.uint8, generator=generator), f"picture {seed}")
+
+
+def requests(count: int = 8, most: int = 24) -> list[Asked]:
+    """Text, one picture and two; short and long; greedy and drawn."""
+    return [
+        (
+            [picture(seed % 3), picture(1)][: seed % 3],
+            f"Question {seed}: " + "what is it that can be seen there? " * (1 + seed % 4 * 2),
+            GenerationConfig(max_tokens=3 + seed * 5 % most, temperature=0.0 if seed % 2 else 0.8, seed=seed),
+        )
+        for seed in range(count)
+    ]
+
+
+def alone(small: Mini, asked: Sequence[Asked], spec: str = "identity") -> list[Answer]:
+    pipe = Pipeline(small, compression(spec))
+    return [
+        pipe(media, words, max_tokens=one.max_tokens, temperature=one.temperature, seed=one.seed, stop=one.stop)
+        for media, words, one in asked
+    ]
+
+
+def texts(outcomes: dict[int, Outcome]) -> list[str]:
+    return [outcomes[number].text for number in sorted(outcomes)]
+
+
+@pytest.fixture(scope="module")
+def wanted(small: Mini) -> list[Answer]:
+    return alone(small, requests())
+
+
+@pytest.mark.parametrize(("rows", "chunk", "tokens"), [(8, 256, 0), (3, 16, 0), (1, 7, 0), (8, 40, 208), (8, 256, 256)])
+def test_every_schedule_gives_the_answers_of_one_by_one(small: Mini, wanted: list[Answer], rows: int, chunk: int, tokens: int) -> None:
+    engine = Engine(Pipeline(small), rows=rows, chunk=chunk, tokens=tokens)
+    for media, words, config in requests():
+        engine.submit(media, words, config)
+    outcomes = engine.drain()
+    assert texts(outcomes) == wanted
+    assert [outcomes[number].finish for number in sorted(outcomes)] == [answer.finish for answer in wanted]
+    assert [len(outcomes[number].ids) for number in sorted(outcomes)] == [answer.tokens.generated for answer in wanted]
+    assert engine.held == 0 and not engine.busy
+
+
+def test_requests_that_come_later_change_nothing(small: Mini, wanted: list[Answer]) -> None:
+    engine, events = Engine(Pipeline(small), rows=4, chunk=32), list[Event]()
+    for media, words, config in requests():
+        engine.submit(media, words, config)
+        events += engine.step()
+    while engine.busy:
+        events += engine.step()
+    said = ["".join(event.text for event in events if event.number == number) for number in range(1, 9)]
+    assert said == wanted
+
+
+def test_compressed_prompts_are_served(small: Mini) -> None:
+    asked = requests(4)
+    engine = Engine(Pipeline(small, compression("uniform:8")))
+    for media, words, config in asked:
+        engine.submit(media, words, config)
+    assert texts(engine.drain()) == alone(small, asked, "uniform:8")
+    with pytest.raises(InputError, match="compress"):
+        Engine(Pipeline(small, compression("fastv:0.5")))
+
+
+def test_a_prompt_that_begins_as_an_earlier_one_is_read_from_there(small: Mini) -> None:
+    engine, words = Engine(Pipeline(small), chunk=16), "What can be seen in this picture, if anything at all? " * 3
+    steps = []
+    for _ in range(2):
+        engine.submit([picture(0)], words, GenerationConfig(max_tokens=1))
+        steps.append(0)
+        while engine.busy:
+            engine.step()
+            steps[-1] += 1
+    assert steps[1] == 1 < steps[0]
+
+
+def test_cs_12_what_is_wrong_with_one_request_ends_it_alone(small: Mini, wanted: list[Answer]) -> None:
+    engine = Engine(Pipeline(small, compression("uniform:1.0")))
+    asked = requests(3)
+    good = [engine.submit(media, words, config) for media, words, config in asked]
+    missing = engine.submit("nowhere.png", "What is it?")
+    empty = engine.submit([], "")
+    endless = engine.submit([], "Say on.", GenerationConfig(max_tokens=5000))
+    outcomes = engine.drain()
+    assert [outcomes[number].text for number in good] == wanted[:3]
+    assert all(isinstance(outcomes[number].finish, InputError) for number in (missing, empty, endless))
+    assert engine.held == 0
+
+
+def test_cs_12_scores_that_are_not_finite_end_their_request_alone(small: Mini, wanted: list[Answer]) -> None:
+    """A word whose embedding is broken: whoever says or hears it gets no number, and the others of the batch do."""
+    others = {i for _, words, _ in requests(3) for i in small.tokenizer.encode(f"Question: {words}")}
+    broken = [i for i in small.tokenizer.encode("Question: zebra") if i not in others]
+    before = small.decoder.embedding.weight[broken].clone()
+    try:
+        small.decoder.embedding.weight[broken] = torch.nan
+        engine = Engine(Pipeline(small))
+        good = [engine.submit(media, words, config) for media, words, config in requests(3)]
+        bad = engine.submit([], "zebra")
+        outcomes = engine.drain()
+    finally:
+        small.decoder.embedding.weight[broken] = before
+    assert isinstance(outcomes[bad].finish, ModelError)
+    assert [outcomes[number].text for number in good] == wanted[:3] and engine.held == 0
+
+
+def test_a_request_that_can_never_fit_is_told_so(small: Mini) -> None:
+    engine = Engine(Pipeline(small), tokens=64)
+    fits, never = engine.submit([], "Hi?", GenerationConfig(max_tokens=8)), engine.submit([], "Hi?", GenerationConfig(max_tokens=80))
+    outcomes = engine.drain()
+    assert outcomes[fits].finish in ("stop", "length")
+    error = outcomes[never].finish
+    assert isinstance(error, InputError) and "the engine holds 64" in str(error)
+
+
+def test_a_budget_that_does_not_fit_is_that_request_alone(small: Mini) -> None:
+    engine = Engine(Pipeline(small, compression("uniform:17")))
+    number, text = engine.submit([picture(0)], "What?"), engine.submit([], "What?", GenerationConfig(max_tokens=2))
+    outcomes = engine.drain()
+    assert isinstance(outcomes[number].finish, BudgetError) and outcomes[text].finish in ("stop", "length")
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 9])
+def test_cs_11_a_cancelled_request_frees_all_it_holds_and_the_others_go_on(small: Mini, wanted: list[Answer], steps: int) -> None:
+    """While it waits, is read, speaks."""
+    engine, events = Engine(Pipeline(small), rows=2, chunk=16), list[Event]()
+    numbers = [engine.submit(media, words, config) for media, words, config in requests()]
+    for _ in range(steps):
+        events += engine.step()
+    going = [number for number in numbers if not any(event.number == number and event.finish for event in events)]
+    gone = going[0], going[-1]
+    assert all(engine.cancel(number) for number in gone) and not engine.cancel(gone[0]) and not engine.cancel(999)
+    while engine.busy:
+        fresh = engine.step()
+        assert not {event.number for event in fresh} & set(gone)
+        events += fresh
+    for number, answer in zip(numbers, wanted, strict=True):
+        if number not in gone:
+            assert "".join(event.text for event in events if event.number == number) == answer
+    assert engine.held == 0
+
+
+def test_cs_11_leaving_early_holds_nothing(small: Mini) -> None:
+    with Engine(Pipeline(small), chunk=16) as engine:
+        for media, words, config in requests():
+            engine.submit(media, words, config)
+        for _ in range(4):
+            engine.step()
+        assert engine.held > 0
+    assert engine.held == 0 and not engine.busy
+    interrupted = Engine(Pipeline(small))
+
+    def interrupt() -> None:
+        with interrupted:
+            interrupted.submit([], "Hi?")
+            interrupted.step()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert interrupted.held == 0
+
+
+def test_tenants_take_turns_and_share_nothing(small: Mini) -> None:
+    """One tenant's ten requests do not keep another's one waiting until they are done."""
+    engine, words = Engine(Pipeline(small), rows=1, chunk=16), "What can be seen in this picture, if anything at all?"
+    for _ in range(10):
+        engine.submit([picture(0)], words, GenerationConfig(max_tokens=2), tenant="many")
+    single = engine.submit([picture(0)], words, GenerationConfig(max_tokens=2), tenant="one")
+    ended, steps = list[int](), dict[int, int]()
+    while engine.busy:
+        for event in engine.step():
+            steps[event.number] = steps.get(event.number, 0) + 1
+            if event.finish is not None:
+                ended.append(event.number)
+    assert ended.index(single) == 1
+
+
+def test_text_comes_as_it_becomes_certain(small: Mini, wanted: list[Answer]) -> None:
+    engine, (media, words, config) = Engine(Pipeline(small)), requests()[4]
+    engine.submit(media, words, config)
+    pieces = list[Event]()
+    while engine.busy:
+        pieces += engine.step()
+    assert len(pieces) > 3 and "".join(piece.text for piece in pieces) == wanted[4]
+    assert [piece.finish is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
