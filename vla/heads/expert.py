@@ -5,7 +5,9 @@ keys and values beside its own [published: pi0, arXiv 2410.24164]. Norms are RMS
 (pi0.5, arXiv 2504.16054): scale, shift and the gate of the residual come from a condition, per token where it differs within a chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +22,29 @@ from mmsdk.kv.types import LayerView
 from mmsdk.vla.heads.prefix import Prefix
 from mmsdk.vla.heads.visibility import SuffixMasks
 
-__all__ = ["AdaptiveNorm", "Expert", "ExpertConfig", "ExpertLayer", "SuffixAttention", "SuffixRotations", "attend"]
+__all__ = [
+    "AdaptiveNorm",
+    "Expert",
+    "ExpertConfig",
+    "ExpertLayer",
+    "SuffixAttention",
+    "SuffixRotations",
+    "Watch",
+    "attend",
+    "unwatched",
+]
+
+# Looks on while a layer attends: (its queries, its view of the prefix, the suffix's keys, the mask over both), keys and queries turned.
+Look = Callable[[Tensor, LayerView, Tensor, Bias], None]
+# The same with the layer's number in front.
+Watch = Callable[[int, Tensor, LayerView, Tensor, Bias], None]
+
+
+def unwatched(layer: int, query: Tensor, view: LayerView, key: Tensor, mask: Bias) -> None:
+    """Nobody looks on."""
+
+
+_UNSEEN: Look = partial(unwatched, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +102,16 @@ class SuffixAttention(nn.Module):
         self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False)
         self.o = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x: Float[Tensor, "b s d"], view: LayerView, rotation: Rotation, mask: Bias) -> Float[Tensor, "b s d"]:
+    def forward(
+        self, x: Float[Tensor, "b s d"], view: LayerView, rotation: Rotation, mask: Bias, look: Look = _UNSEEN
+    ) -> Float[Tensor, "b s d"]:
         """Attend from the suffix to [prefix ; suffix]."""
         b, s, _ = x.shape
         heads = self.qkv(x).view(b, s, -1, self.head_dim).transpose(1, 2)
         query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        seen = attend(rotation(query), view, rotation(key), value, mask)
+        query, key = rotation(query), rotation(key)
+        look(query, view, key, mask)
+        seen = attend(query, view, key, value, mask)
         out: Tensor = self.o(seen.transpose(1, 2).reshape(b, s, -1))
         return out
 
@@ -100,11 +128,11 @@ class ExpertLayer(nn.Module):
         self.mlp = GatedMLP(config.width, config.inner, False, config.activation)
 
     def forward(
-        self, x: Float[Tensor, "b s d"], condition: Float[Tensor, "b #s d"], view: LayerView, rotation: Rotation, mask: Bias
+        self, x: Float[Tensor, "b s d"], condition: Float[Tensor, "b #s d"], view: LayerView, rotation: Rotation, mask: Bias, look: Look
     ) -> Float[Tensor, "b s d"]:
         """One layer of the suffix's stream."""
         read, gate = self.norm1(x, condition)
-        x = x + gate * self.attention(read, view, rotation, mask)
+        x = x + gate * self.attention(read, view, rotation, mask, look)
         read, gate = self.norm2(x, condition)
         out: Tensor = x + gate * self.mlp(read)
         return out
@@ -121,12 +149,20 @@ class Expert(nn.Module):
         self._rope = Rope(config.head_dim, config.rope_theta, Unscaled())
 
     def forward(
-        self, x: Float[Tensor, "b s d"], condition: Float[Tensor, "b #s d"], prefix: Prefix, starts: Bool[Tensor, " s"]
+        self,
+        x: Float[Tensor, "b s d"],
+        condition: Float[Tensor, "b #s d"],
+        prefix: Prefix,
+        starts: Bool[Tensor, " s"],
+        watch: Watch = unwatched,
     ) -> Float[Tensor, "b s d"]:
-        """The suffix after the last layer, normed. Its tokens stand at the positions after the prefix's valid ones."""
+        """The suffix after the last layer, normed. Its tokens stand at the positions after the prefix's valid ones.
+
+        `watch` looks on while every layer attends.
+        """
         rotations, masks = SuffixRotations(self._rope, x.shape[1], x.dtype), SuffixMasks(starts, x.dtype)
-        for layer, view, place in zip(self.layers, prefix.views, prefix.places, strict=True):
-            x = layer(x, condition, view, rotations.of(place), masks.of(view))
+        for number, (layer, view, place) in enumerate(zip(self.layers, prefix.views, prefix.places, strict=True)):
+            x = layer(x, condition, view, rotations.of(place), masks.of(view), partial(watch, number))
         out: Tensor = self.norm(x, condition)[0]
         return out
 

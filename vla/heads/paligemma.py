@@ -25,6 +25,11 @@ class PaliGemma:
     connector: nn.Linear
     decoder: Decoder
 
+    def see(self, pixels: Float[Tensor, "b c 3 h w"]) -> Float[Tensor, "b n d"]:
+        """Visual tokens of c camera images in [-1, 1], camera by camera, as they enter the decoder."""
+        seen: Tensor = self._pictures(pixels).unflatten(0, pixels.shape[:2]).flatten(1, 2)
+        return seen
+
     @torch.no_grad()
     def prefix(
         self,
@@ -39,5 +44,8 @@ class PaliGemma:
         A camera that is not `present` is seen by nothing (pi0, pi0.5); pi0-FAST takes its black image for real.
         """
         pixels, present, ids, said = (given.to(self.decoder.embedding.weight.device) for given in (pixels, present, ids, said))
-        sight = self.connector(self.vit(pixels.flatten(0, 1)).tokens)
-        return prefill_sight(self.decoder, sight, present, ids, said, room)
+        return prefill_sight(self.decoder, self._pictures(pixels), present, ids, said, room)
+
+    def _pictures(self, pixels: Float[Tensor, "b c 3 h w"]) -> Float[Tensor, "i n d"]:
+        connected: Tensor = self.connector(self.vit(pixels.flatten(0, 1)).tokens)
+        return connected

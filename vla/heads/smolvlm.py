@@ -27,6 +27,11 @@ class SmolVLM:
     decoder: Decoder
     shuffle: int = 4
 
+    def see(self, pixels: Float[Tensor, "b c 3 h w"]) -> Float[Tensor, "b n d"]:
+        """Visual tokens of c camera images in [-1, 1], camera by camera, as they enter the decoder."""
+        seen: Tensor = self._pictures(pixels).unflatten(0, pixels.shape[:2]).flatten(1, 2)
+        return seen
+
     @torch.no_grad()
     def prefix(
         self,
@@ -38,8 +43,12 @@ class SmolVLM:
     ) -> Context:
         """What the decoder knows after c camera images in [-1, 1] and the words `ids` where `said`; it has room for a state's token."""
         pixels, present, ids, said = (given.to(self.decoder.embedding.weight.device) for given in (pixels, present, ids, said))
-        sight = self.connector(pixel_shuffle(self.vit(pixels.flatten(0, 1)).tokens, self.shuffle)) * self.decoder.config.width**0.5
-        return prefill_sight(self.decoder, sight, present, ids, said, room)
+        return prefill_sight(self.decoder, self._pictures(pixels), present, ids, said, room)
+
+    def _pictures(self, pixels: Float[Tensor, "b c 3 h w"]) -> Float[Tensor, "i n d"]:
+        connected: Tensor = self.connector(pixel_shuffle(self.vit(pixels.flatten(0, 1)).tokens, self.shuffle))
+        scale: float = self.decoder.config.width**0.5
+        return connected * scale
 
 
 def pixel_shuffle(tokens: Float[Tensor, "b n d"], factor: int) -> Float[Tensor, "b m e"]:
