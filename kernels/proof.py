@@ -41,7 +41,8 @@ def compare(name: str, op: Op, case: Case, dtype: torch.dtype, device: torch.dev
     same = len(ours) == len(truth) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(ours, truth, strict=True))
     if not same:
         return Agreement(name, case.name, kind, torch.inf, False)
-    found = [_apart(a, b, TOLERANCE[dtype]) for a, b in zip(ours, truth, strict=True)]
+    # whole numbers, codes and choices, are the same ones or wrong
+    found = [_apart(a, b, TOLERANCE[dtype] if a.is_floating_point() else 0.0) for a, b in zip(ours, truth, strict=True)]
     return Agreement(name, case.name, kind, max(error for error, _ in found), all(within for _, within in found))
 
 

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre
 from mmsdk.tokencomp.ranking import place, ranked
-from mmsdk.tokencomp.similarity import best_match, rows_at
+from mmsdk.tokencomp.similarity import rows_at
 
-__all__ = ["filled", "group_means", "group_sizes", "spherical_kmeans"]
+__all__ = ["filled", "group_sizes", "spherical_kmeans"]
 
 
 def spherical_kmeans(
@@ -26,25 +27,16 @@ def spherical_kmeans(
     prototypes = rows_at(z, seeds)
     settled = torch.zeros(len(z), 1, 1, dtype=torch.bool, device=z.device)
     for _ in range(rounds):
-        cosine, labels = best_match(z, prototypes)
-        means = F.normalize(group_means(z, labels, seeds.shape[1]), dim=-1, eps=1e-6)
-        updated = _reseeded(means, labels, z, cosine)
+        cosine, _, means, sizes = assign_and_merge(z, prototypes, z)
+        updated = _reseeded(F.normalize(means, dim=-1, eps=1e-6), sizes, z, cosine)
         change = (updated - prototypes).abs().amax(dim=(1, 2), keepdim=True)
         prototypes = torch.where(settled, prototypes, updated)
         settled = settled | (change <= tolerance)
         # looking costs nothing on the processor; an accelerator would have to wait, and does the remaining rounds for nothing instead
         if z.device.type == "cpu" and bool(settled.all()):
             break
-    cosine, labels = best_match(z, prototypes)
+    cosine, labels = nearest_centre(z, prototypes)
     return filled(labels, cosine, seeds.shape[1])
-
-
-def group_means(x: Float[Tensor, "b n d"], labels: Int[Tensor, "b n"], count: int) -> Float[Tensor, "b m d"]:
-    """The mean of the members of each group; zero for a group without members."""
-    b, _, d = x.shape
-    flat = labels + torch.arange(b, device=x.device)[:, None] * count
-    sums = x.new_zeros(b * count, d).index_add_(0, flat.flatten(), x.flatten(0, 1)).view(b, count, d)
-    return sums / group_sizes(labels, count).clamp_min(1)[..., None]
 
 
 def group_sizes(labels: Int[Tensor, "b n"], count: int) -> Int[Tensor, "b m"]:
@@ -53,10 +45,10 @@ def group_sizes(labels: Int[Tensor, "b n"], count: int) -> Int[Tensor, "b m"]:
 
 
 def _reseeded(
-    prototypes: Float[Tensor, "b m d"], labels: Int[Tensor, "b n"], z: Float[Tensor, "b n d"], cosine: Float[Tensor, "b n"]
+    prototypes: Float[Tensor, "b m d"], sizes: Float[Tensor, "b m"], z: Float[Tensor, "b n d"], cosine: Float[Tensor, "b n"]
 ) -> Float[Tensor, "b m d"]:
     """Prototypes with the empty ones moved, in order, to the vector that is covered worst, the second worst, and so on."""
-    empty = group_sizes(labels, prototypes.shape[1]) == 0
+    empty = sizes == 0
     turn = (empty.cumsum(dim=1) - 1).clamp_min(0)
     return torch.where(empty[..., None], rows_at(z, ranked(-cosine).gather(1, turn)), prototypes)
 

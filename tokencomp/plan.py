@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import BudgetError, InputError
+from mmsdk.kernels.ops.assign_and_merge import weighted_merge
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.types import Audit, Compressed
 from mmsdk.vision.types import VisualTokens
@@ -89,18 +90,16 @@ def merge(
     A method whose paper says otherwise gives, by group, `at`, the source token whose position the group takes, and `features`, what the
     group becomes instead of the mean (float32, held within the range of the tokens' dtype).
     """
-    dropped = labels < 0
-    slot = labels.clamp_min(0)
-    weight = tokens.weight.float().masked_fill(dropped, 0.0)
-    total = weight.new_zeros(count).index_add_(0, slot, weight)
+
+    def grouped(values: Tensor) -> tuple[Tensor, Tensor]:
+        means, totals = weighted_merge(values[None], labels[None], count, tokens.weight[None])
+        return means[0], totals[0]
 
     def mean(values: Tensor) -> Tensor:
-        sums = weight.new_zeros(count, values.shape[1])
-        # a dropped token may hold anything, also infinities, so it is blanked rather than multiplied by zero
-        terms = values.float().masked_fill(dropped[:, None], 0.0) * weight[:, None]
-        return sums.index_add_(0, slot, terms) / total[:, None]
+        return grouped(values)[0]
 
-    positions = (mean(tokens.positions) + 0.5).floor().to(tokens.positions.dtype) if at is None else tokens.positions[at]
+    centres, total = grouped(tokens.positions.float())
+    positions = (centres + 0.5).floor().to(tokens.positions.dtype) if at is None else tokens.positions[at]
     merged_features = mean(tokens.features) if features is None else _within(features, tokens.features.dtype)
     order = reading_key(positions, tokens.grid).argsort(stable=True)
     rank = torch.empty_like(order)
@@ -114,7 +113,7 @@ def merge(
         keys=None if tokens.keys is None else mean(tokens.keys)[order].to(tokens.keys.dtype),
         deep=tuple(mean(part)[order].to(part.dtype) for part in tokens.deep),
     )
-    assignment = rank[slot].masked_fill(dropped, -1)
+    assignment = rank[labels.clamp_min(0)].masked_fill(labels < 0, -1)
     return Compressed(merged, Audit(method, assignment, _scores(tokens, scores), seconds))
 
 

@@ -9,15 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk.kernels.choice import TIE, first_best
+
 __all__ = ["TIE", "first_best", "first_in_tiers", "others", "place", "rank_within", "ranked", "rescaled", "top", "top_within"]
-
-# Scores closer than this are equal.
-TIE = 1e-6
-
-
-def first_best(scores: Float[Tensor, "*b n"]) -> Int[Tensor, "*b"]:
-    """The earliest token whose score is the largest."""
-    return (scores >= scores.amax(dim=-1, keepdim=True) - TIE).to(torch.uint8).argmax(dim=-1)
 
 
 def top(scores: Float[Tensor, "*b n"], count: int) -> Int[Tensor, "*b m"]:

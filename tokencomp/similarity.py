@@ -3,18 +3,17 @@
 Vectors are scaled to length 1 in float32 first, so that a cosine is a product. A zero vector has cosine 0 to everything.
 """
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmsdk.tokencomp.ranking import first_best
+from mmsdk.kernels.choice import first_best
+from mmsdk.kernels.ops.assign_and_merge import nearest_centre
+from mmsdk.kernels.ops.gather import gather
+from mmsdk.kernels.ops.pair_similarity import pair_similarity
+from mmsdk.kernels.pairs import ENTRIES, few
 
-__all__ = ["ENTRIES", "best_match", "cosine_rows", "few", "nearest_other", "rows_at", "unit"]
-
-# Entries of a matrix over pairs, or of a slice of it, that may exist at one time: 8 MiB in float32.
-ENTRIES = 2**21
+__all__ = ["ENTRIES", "best_match", "few", "nearest_other", "rows_at", "unit"]
 
 
 def unit(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -28,25 +27,7 @@ def unit(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 
 def rows_at(z: Float[Tensor, "b n d"], index: Int[Tensor, "b m"]) -> Float[Tensor, "b m d"]:
     """The vectors of the tokens at `index`."""
-    flat = index + torch.arange(len(z), device=z.device)[:, None] * z.shape[1]
-    return z.flatten(0, 1).index_select(0, flat.flatten()).view(*index.shape, z.shape[2])
-
-
-def few(b: int, n: int) -> bool:
-    """Whether the matrices of n tokens by n tokens of b inputs are small enough to be held whole, all at one time."""
-    return b * n * n <= ENTRIES
-
-
-def cosine_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor, " b"]], Float[Tensor, "b n"]]:
-    """A function from one token of each input to its cosines to all tokens, made to be called `count` times.
-
-    Where tokens are few and many rows are wanted, all are computed at once: one large product is faster than as many small ones.
-    """
-    rows = torch.arange(len(z), device=z.device)
-    if few(*z.shape[:2]) and 16 * count >= z.shape[1]:
-        whole = z @ z.transpose(1, 2)
-        return lambda token: whole[rows, token]
-    return lambda token: torch.bmm(z, z[rows, token, :, None])[..., 0]
+    return gather(z, index)
 
 
 def best_match(
@@ -56,14 +37,14 @@ def best_match(
 
     Pairs that are `apart` match only where a vector is apart from all.
     """
+    if apart is None:
+        return nearest_centre(z, to)
     rows = max(1, ENTRIES // (to.shape[0] * to.shape[1]))
-    target = to.transpose(1, 2)
     values, indices = [], []
     for start in range(0, z.shape[1], rows):
-        cosine = z[:, start : start + rows] @ target
+        cosine = pair_similarity(z[:, start : start + rows], to)
         # cosines lie in [-1, 1], so that 4 less puts every pair that is apart behind every other
-        ranking = cosine if apart is None else cosine - 4.0 * apart[:, start : start + rows]
-        index = first_best(ranking)
+        index = first_best(cosine - 4.0 * apart[:, start : start + rows])
         values.append(cosine.gather(2, index[..., None])[..., 0])
         indices.append(index)
     return torch.cat(values, dim=1), torch.cat(indices, dim=1)
@@ -72,10 +53,9 @@ def best_match(
 def nearest_other(z: Float[Tensor, "b n d"]) -> Float[Tensor, "b n"]:
     """The cosine of each unit vector to the most similar other one; -inf for a vector that is alone."""
     rows = max(1, ENTRIES // (z.shape[0] * z.shape[1]))
-    target = z.transpose(1, 2)
     found = []
     for start in range(0, z.shape[1], rows):
-        cosine = z[:, start : start + rows] @ target
+        cosine = pair_similarity(z[:, start : start + rows], z)
         cosine.diagonal(offset=start, dim1=1, dim2=2).fill_(-torch.inf)
         found.append(cosine.amax(dim=2))
     return torch.cat(found, dim=1)

@@ -27,7 +27,7 @@ def _reference(x: Tensor, index: Tensor) -> Result:
     if x.shape[1] == 0:
         return (x.new_zeros(*index.shape, x.shape[2]),)
     rows = torch.arange(len(x), device=x.device)[:, None]
-    return (x[rows, index.where(inside, 0).long()].masked_fill(~inside[..., None], 0),)
+    return (x[rows, index.where(inside, 0).long()].masked_fill_(~inside[..., None], 0),)
 
 
 def _plan(x: Tensor, index: Tensor) -> Plan:

@@ -109,6 +109,10 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
         ),
         ("kv_store", lambda: (*(torch.empty(200_000, 8, 64),) * 2, torch.empty(200_000), *(torch.empty(9, 16, 8, 64),) * 2, None, None)),
         ("sample", lambda: (torch.empty(200_000, 100), *(torch.empty(200_000),) * 5)),
+        ("pair_similarity", lambda: (torch.empty(9, 600_000, 8), torch.empty(9, 300, 8))),
+        ("farthest_point", lambda: (torch.empty(70_000, 300, 8), torch.empty(70_000, dtype=torch.int64), 30)),
+        ("dpp_greedy", lambda: (torch.empty(70_000, 300, 8), 30)),
+        ("assign_and_merge", lambda: (torch.empty(70_000, 2, 8), torch.empty(70_000, 3, 8), torch.empty(70_000, 2, 8), None)),
     ],
 )  # fmt: skip
 def test_ka_11_more_blocks_than_a_second_axis_takes(name: str, make: object) -> None:

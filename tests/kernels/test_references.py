@@ -6,20 +6,26 @@ Whoever adds a file to kernels/ops adds its truth to TRUTHS.
 import math
 from collections.abc import Callable
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.errors import InputError
 from mmsdk.kernels.case import TOLERANCE, Result
 from mmsdk.kernels.ops import find, names
+from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre, weighted_merge
+from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
+from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.kernels.ops.flash_prefill import flash_prefill
 from mmsdk.kernels.ops.gather import gather
 from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
 from mmsdk.kernels.ops.kv_store import kv_store
 from mmsdk.kernels.ops.mla_decode import mla_decode
 from mmsdk.kernels.ops.paged_decode import paged_decode
+from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.kernels.ops.rms_norm import add_rms_norm, rms_norm
 from mmsdk.kernels.ops.rope import rope
 from mmsdk.kernels.ops.sample import sample
@@ -193,12 +199,71 @@ def true_sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tenso
     return (torch.tensor([drawn(*row) for row in settings]),)
 
 
+def true_pair_similarity(x: Tensor, y: Tensor) -> Result:
+    return (torch.einsum("bnd,bmd->bnm", x.double(), y.double()),)
+
+
+def earliest(scores: dict[int, float]) -> int:
+    """Of the scores within a millionth of the largest, the earliest."""
+    bar = max(scores.values()) - 1e-6
+    return min(i for i, score in scores.items() if score >= bar)
+
+
+def true_farthest_point(z: Tensor, first: Tensor, count: int) -> Result:
+    """Every least distance anew at every step."""
+    rows = []
+    for products, start in zip((z.double() @ z.double().mT).tolist(), first.tolist(), strict=True):
+        chosen = [start]
+        while len(chosen) < count:
+            left = (i for i in range(len(products)) if i not in chosen)
+            chosen.append(earliest({i: -max(products[i][c] for c in chosen) for i in left}))
+        rows.append(chosen)
+    return (torch.tensor(rows),)
+
+
+def true_dpp_greedy(y: Tensor, count: int) -> Result:
+    """By what is left of each vector outside the space of those chosen: its square is what the determinant is multiplied by."""
+    rows = []
+    for left in y.double():
+        chosen: list[int] = []
+        while len(chosen) < count:
+            gains = left.square().sum(dim=1)
+            pick = earliest({i: gain for i, gain in enumerate(gains.tolist()) if i not in chosen})
+            if gains[pick] > 1e-6:
+                direction = left[pick] / gains[pick].sqrt()
+                left = left - (left @ direction)[:, None] * direction
+            chosen.append(pick)
+        rows.append(chosen)
+    return (torch.tensor(rows),)
+
+
+def true_assign_and_merge(z: Tensor, centres: Tensor, x: Tensor, weight: Tensor | None) -> Result:
+    """Token by token, group by group."""
+    b, n, m = *z.shape[:2], centres.shape[1]
+    products = (z.double() @ centres.double().mT).tolist()
+    labels = [[earliest(dict(enumerate(row))) for row in rows] for rows in products]
+    cosines = [[row[label] for row, label in zip(*both, strict=True)] for both in zip(products, labels, strict=True)]
+    shares = torch.ones(b, n) if weight is None else weight
+    means, totals = torch.zeros(b, m, x.shape[2], dtype=torch.float64), torch.zeros(b, m, dtype=torch.float64)
+    for i, row in enumerate(labels):
+        for j in set(row):
+            members = [k for k in range(n) if row[k] == j]
+            totals[i, j] = shares[i, members].double().sum()
+            if totals[i, j] > 0:
+                means[i, j] = (x[i, members].double() * shares[i, members, None]).sum(0) / totals[i, j]
+    return torch.tensor(cosines), torch.tensor(labels), means, totals
+
+
 TRUTHS: dict[str, Callable[..., Result]] = {
+    "assign_and_merge": true_assign_and_merge,
+    "dpp_greedy": true_dpp_greedy,
+    "farthest_point": true_farthest_point,
     "flash_prefill": true_flash_prefill,
     "gather": true_gather,
     "gemv": true_gemv,
     "kv_store": true_kv_store,
     "mla_decode": true_mla_decode,
+    "pair_similarity": true_pair_similarity,
     "paged_decode": true_paged_decode,
     "rms_norm": true_rms_norm,
     "rope": true_rope,
@@ -208,6 +273,8 @@ TRUTHS: dict[str, Callable[..., Result]] = {
 
 
 def near(ours: Tensor, truth: Tensor, tolerance: float) -> None:
+    """Whole numbers are the same ones."""
+    tolerance = tolerance if ours.is_floating_point() else 0.0
     torch.testing.assert_close(ours.double(), truth.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
@@ -371,6 +438,38 @@ def test_draws_follow_the_probabilities_that_are_left() -> None:
     assert (shares[:3] - torch.tensor([0.5, 0.3, 0.15]) / 0.95).abs().max() < 4 * (0.25 / b) ** 0.5
 
 
+@settings(max_examples=40, deadline=None)
+@given(b=st.integers(1, 3), n=st.integers(1, 30), distinct=st.integers(1, 30), data=st.data())
+def test_choices_are_those_of_the_slow_references(b: int, n: int, distinct: int, data: st.DataObject) -> None:
+    """PP-12: any shape, one token and all of them, tokens all different or copies of a few."""
+    count, seed = data.draw(st.integers(1, n)), data.draw(st.integers(0, 999))
+    z = F.normalize(normal(b, distinct, 24, seed=seed), dim=2)[:, torch.arange(n) % distinct]
+    first = torch.arange(b) * 7 % n
+    assert torch.equal(farthest_point(z, first, count), true_farthest_point(z, first, count)[0])
+    y = z * (1 + torch.arange(n) % distinct % 5)[:, None] / 5
+    independent = min(count, distinct, 20)
+    assert torch.equal(dpp_greedy(y, independent), true_dpp_greedy(y, independent)[0])
+    cosine, labels, means, totals = assign_and_merge(z, z[:, :count], y)
+    truth = true_assign_and_merge(z, z[:, :count], y, None)
+    assert torch.equal(labels, truth[1])
+    for ours, true in ((cosine, truth[0]), (means, truth[2]), (totals, truth[3])):
+        near(ours, true, 1e-5)
+
+
+def test_a_token_of_no_group_reaches_nobody() -> None:
+    """Infinities and NaN in it, and a group that is left without members."""
+    x = torch.tensor([[[1.0, 2.0], [torch.inf, torch.nan], [3.0, 6.0]]])
+    means, totals = weighted_merge(x, torch.tensor([[1, -1, 1]]), 3, torch.tensor([[1.0, 5.0, 3.0]]))
+    assert torch.equal(means, torch.tensor([[[0.0, 0.0], [2.5, 5.0], [0.0, 0.0]]])) and totals.tolist() == [[0.0, 4.0, 0.0]]
+
+
+def test_less_than_a_millionth_apart_the_earlier_centre_wins() -> None:
+    """PP-12: the largest is not the first within a millionth of itself, nor is that the first of all."""
+    centres = torch.tensor([[[0.5], [0.5 + 9e-7], [0.5 + 15e-7], [0.1]]])
+    cosine, labels = nearest_centre(torch.ones(1, 1, 1), centres)
+    assert labels.tolist() == [[1]] and float(cosine) == float(centres[0, 1])
+
+
 def starts(*numbers: int) -> Tensor:
     return torch.tensor(numbers)
 
@@ -378,6 +477,12 @@ def starts(*numbers: int) -> Tensor:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        (lambda: pair_similarity(normal(1, 2, 8), normal(1, 2, 8).half()), "torch.float32 meet vectors of torch.float16"),
+        (lambda: farthest_point(normal(1, 3, 8), starts(0), 4), "4 of 3 tokens"),
+        (lambda: farthest_point(normal(1, 3, 8), starts(0), 0), "0 of 3 tokens"),
+        (lambda: dpp_greedy(normal(1, 3, 8), 4), "4 of 3 tokens"),
+        (lambda: nearest_centre(normal(1, 3, 8), normal(1, 2, 8).half()), "torch.float16 meet vectors of torch.float32"),
+        (lambda: assign_and_merge(normal(1, 3, 8), normal(1, 0, 8), normal(1, 3, 4)), "there is no centre"),
         (lambda: flash_prefill(normal(1, 5, 8), normal(1, 2, 8), normal(1, 2, 8), starts(0, 1), starts(0, 1), 1, 1.0), "5 query heads"),
         (lambda: flash_prefill(normal(1, 1, 384), normal(1, 1, 384), normal(1, 1, 8), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),
         (lambda: flash_prefill(normal(1, 1, 8), normal(1, 1, 8), normal(1, 1, 512), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),

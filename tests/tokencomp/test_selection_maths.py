@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from mmsdk.kernels.ops import assign_and_merge
+from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.tokencomp import density, similarity
 from mmsdk.tokencomp.clustering import spherical_kmeans
 from mmsdk.tokencomp.density import density_peaks
 from mmsdk.tokencomp.ranking import TIE, first_best, first_in_tiers, others, rank_within, ranked, rescaled, top, top_within
-from mmsdk.tokencomp.seeding import farthest_first
 from mmsdk.tokencomp.similarity import best_match, nearest_other, unit
 
 
@@ -107,6 +108,7 @@ def test_slices_change_nothing_and_hold_no_matrix_of_all_pairs(monkeypatch: pyte
     value, index = (z @ to.transpose(1, 2)).max(dim=2)
     whole = density_peaks(x, group, alive, groups=3, neighbours=4)
     monkeypatch.setattr(similarity, "ENTRIES", 40)
+    monkeypatch.setattr(assign_and_merge, "ENTRIES", 40)
     monkeypatch.setattr(density, "ENTRIES", 300)
     found = best_match(z, to)
     torch.testing.assert_close(found[0], value)
@@ -127,7 +129,7 @@ def test_pairs_apart_match_only_where_there_is_nothing_else() -> None:
 def test_seeds_are_distinct_even_among_copies_and_zeros() -> None:
     """PP-10."""
     z = unit(torch.cat([drawn(1, 2, 6).repeat(1, 3, 1), torch.zeros(1, 4, 6)], dim=1))
-    seeds = farthest_first(z, torch.tensor([1]), 10)
+    seeds = farthest_point(z, torch.tensor([1]), 10)
     assert seeds[0].sort().values.tolist() == list(range(10))
 
 
@@ -135,7 +137,7 @@ def test_seeds_are_distinct_even_among_copies_and_zeros() -> None:
 def test_no_group_is_left_empty(m: int) -> None:
     """Three distinct directions for more groups: who is moved is among those that their group can spare."""
     z = unit(drawn(2, 3, 6))[:, torch.arange(12) % 3]
-    labels = spherical_kmeans(z, farthest_first(z, torch.zeros(2, dtype=torch.int64), m))
+    labels = spherical_kmeans(z, farthest_point(z, torch.zeros(2, dtype=torch.int64), m))
     for row, vectors in zip(labels, z, strict=True):
         assert torch.equal(row.unique(), torch.arange(m))
         for group in range(m):

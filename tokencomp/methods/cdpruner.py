@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.dpp import greedy_dpp
 from mmsdk.tokencomp.ranking import rescaled
 from mmsdk.tokencomp.relevance import mean_cosine
 from mmsdk.tokencomp.similarity import unit
@@ -45,7 +45,7 @@ class CDPruner:
     def _choose(self, stack: Stack) -> list[Compressed]:
         z = unit(stack.features())
         relevance = self._relevance(z, stack.query)
-        return stack.keep(greedy_dpp(z, relevance, stack.count), relevance)
+        return stack.keep(dpp_greedy(z * relevance[..., None], stack.count), relevance)
 
     def _relevance(self, z: Float[Tensor, "b n d"], query: Sequence[Float[Tensor, "_ e"]]) -> Float[Tensor, "b n"]:
         if not query:

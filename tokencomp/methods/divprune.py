@@ -11,9 +11,9 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import first_best
-from mmsdk.tokencomp.seeding import farthest_first
 from mmsdk.tokencomp.similarity import nearest_other, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed, Side
@@ -38,4 +38,4 @@ class DivPrune:
 def _choose(stack: Stack) -> list[Compressed]:
     z = unit(stack.features())
     distance = 1 - nearest_other(z)
-    return stack.keep(farthest_first(z, first_best(distance), stack.count), distance)
+    return stack.keep(farthest_point(z, first_best(distance), stack.count), distance)

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.errors import PluginError
+from mmsdk.kernels.ops.assign_and_merge import weighted_merge
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.clustering import group_means
 from mmsdk.tokencomp.density import density_peaks
 from mmsdk.tokencomp.ranking import first_in_tiers, rescaled, top, top_within
 from mmsdk.tokencomp.share import at_most
@@ -68,7 +68,7 @@ class FastVID:
 
     def _cuts(self, x: Float[Tensor, "b n d"], frame: Int[Tensor, "b n"], frames: int) -> Bool[Tensor, "b t"]:
         """Whether a segment ends with each frame; the last one always ends one."""
-        seen = unit(group_means(x, frame, frames))
+        seen = unit(weighted_merge(x, frame, frames)[0])
         alike = (seen[:, :-1] * seen[:, 1:]).sum(dim=2)
         least = top(-alike, min(self.segments, frames) - 1)
         return torch.cat([(alike < self.threshold).scatter(1, least, True), alike.new_ones(len(x), 1, dtype=torch.bool)], dim=1)
@@ -103,10 +103,8 @@ class FastVID:
 
     def _blended(self, item: VisualTokens, labels: Int[Tensor, " n"], at: Int[Tensor, " m"], salient: int) -> Float[Tensor, "m d"]:
         """Salient tokens as they are, anchors mixed with the means of their groups."""
-        x, weight = item.features.float(), item.weight.float()
-        total = weight.new_zeros(len(at)).index_add_(0, labels, weight)
-        means = x.new_zeros(len(at), x.shape[1]).index_add_(0, labels, x * weight[:, None]) / total[:, None]
-        return torch.cat([x[at[:salient]], self.anchor * x[at[salient:]] + (1 - self.anchor) * means[salient:]])
+        x, (means, _) = item.features.float(), weighted_merge(item.features[None], labels[None], len(at), item.weight[None])
+        return torch.cat([x[at[:salient]], self.anchor * x[at[salient:]] + (1 - self.anchor) * means[0, salient:]])
 
 
 def _salient(saliency: Float[Tensor, "b n"], frame: Int[Tensor, "b n"], frames: int, count: int) -> Int[Tensor, "b s"]:

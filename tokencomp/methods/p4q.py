@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.errors import PluginError
+from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.dpp import greedy_dpp
 from mmsdk.tokencomp.fake_quant import fake_quantise
 from mmsdk.tokencomp.ranking import rescaled
 from mmsdk.tokencomp.relevance import cosine_to_mean
@@ -57,7 +57,7 @@ class P4Q:
         copies = fake_quantise(stack.features(), self.bits, self.scale)
         z = unit(copies)
         quality = self._quality(copies.norm(dim=2), z, stack.query)
-        return stack.keep(greedy_dpp(z, quality, stack.count), quality)
+        return stack.keep(dpp_greedy(z * quality[..., None], stack.count), quality)
 
     def _quality(
         self, norms: Float[Tensor, "b n"], z: Float[Tensor, "b n d"], query: Sequence[Float[Tensor, "_ e"]]

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import PluginError
+from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import first_best, others, top
 from mmsdk.tokencomp.share import at_most
@@ -74,7 +75,7 @@ def _nearest(z: Float[Tensor, "b n e"], kept: Int[Tensor, "b m"], count: int) ->
     rows = max(1, ENTRIES // (z.shape[0] * z.shape[1]))
     found = []
     for part in kept.split(rows, dim=1):
-        cosine = rows_at(z, part) @ z.transpose(1, 2)
+        cosine = pair_similarity(rows_at(z, part), z)
         found.append(top(cosine.scatter(2, part[..., None], -torch.inf), count))
     return torch.cat(found, dim=1)
 

@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import PluginError
+from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.clustering import spherical_kmeans
 from mmsdk.tokencomp.ranking import first_best, place
-from mmsdk.tokencomp.seeding import farthest_first
 from mmsdk.tokencomp.similarity import unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed, Side
@@ -50,7 +50,7 @@ class SimpleCluster:
     def _group(self, stack: Stack) -> list[Compressed]:
         z = unit(_turned(stack.features().float(), stack.positions(), self.base))
         # the token of largest norm comes first: the first one, as all norms are now alike, unless it is zero
-        seeds = farthest_first(z, first_best(z.norm(dim=2)), stack.count)
+        seeds = farthest_point(z, first_best(z.norm(dim=2)), stack.count)
         labels, first = _by_first_member(spherical_kmeans(z, seeds, rounds=self.rounds), stack.count)
         return stack.merge(labels, at=first)
 

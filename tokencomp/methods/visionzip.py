@@ -16,10 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import PluginError
+from mmsdk.kernels.ops.assign_and_merge import nearest_centre, weighted_merge
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import others, top
 from mmsdk.tokencomp.share import nearest
-from mmsdk.tokencomp.similarity import best_match, rows_at, unit
+from mmsdk.tokencomp.similarity import rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
@@ -53,7 +54,7 @@ class VisionZip:
         rest = others(dominant, saliency.shape[1])
         # a stride of whole tokens from the first, as published: what does not divide is left over at the end
         targets = rest[:, : contextual * (rest.shape[1] // contextual) : rest.shape[1] // contextual]
-        _, match = best_match(keys, rows_at(keys, targets))
+        _, match = nearest_centre(keys, rows_at(keys, targets))
         at = torch.cat([dominant, targets], dim=1)
         numbers = torch.arange(stack.count, device=at.device).expand_as(at)
         labels = (match + dominant.shape[1]).scatter(1, at, numbers)
@@ -63,9 +64,7 @@ class VisionZip:
 
 def _added(item: VisualTokens, labels: Int[Tensor, " n"], at: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
     """Each survivor plus the mean of the tokens that joined it; nothing joins the dominant ones."""
-    x = item.features.float()
-    # the survivors themselves are no members: with weight 0 they leave the mean to the others
-    weight = item.weight.float().index_fill(0, at, 0.0)
-    total = weight.new_zeros(len(at)).index_add_(0, labels, weight)
-    joined = x.new_zeros(len(at), x.shape[1]).index_add_(0, labels, x * weight[:, None])
-    return x[at] + joined / torch.where(total > 0, total, 1.0)[:, None]
+    # the survivors themselves are no members, and what none joined has a mean of 0
+    joiners = labels.index_fill(0, at, -1)
+    means, _ = weighted_merge(item.features[None], joiners[None], len(at), item.weight[None])
+    return item.features[at].float() + means[0]

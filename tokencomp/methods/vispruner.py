@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import PluginError
+from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import others, top
 from mmsdk.tokencomp.share import at_most
@@ -58,7 +59,7 @@ def _without_duplicates(z: Float[Tensor, "b n d"], rest: Int[Tensor, "b r"], cou
     """`count` of the tokens `rest`: at each step the tokens at even places that have the nearest twins at odd places go."""
     if count == 0:
         return rest[:, :0]
-    pairs = z @ z.transpose(1, 2) if few(*z.shape[:2]) else None
+    pairs = pair_similarity(z, z) if few(*z.shape[:2]) else None
     while rest.shape[1] > count:
         even, odd = rest[:, ::2], rest[:, 1::2]
         if pairs is None:
