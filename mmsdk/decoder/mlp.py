@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmsdk.decoder.linear import Linear
+
 __all__ = ["Activation", "GatedMLP"]
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -26,8 +28,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, width: int, inner: int, bias: bool, activation: Activation = "silu") -> None:
         super().__init__()
-        self.gate_up = nn.Linear(width, 2 * inner, bias=bias)
-        self.down = nn.Linear(inner, width, bias=bias)
+        self.gate_up = Linear(width, 2 * inner, bias=bias)
+        self.down = Linear(inner, width, bias=bias)
         self.activation = _FUNCTIONS[activation]
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:

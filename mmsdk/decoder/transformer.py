@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Mask, Masks
 from mmsdk.attention.types import Attention
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.linear import Linear, product
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation
@@ -37,8 +37,8 @@ class SelfAttention(nn.Module):
     def __init__(self, config: DecoderConfig, core: Attention) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.qkv_bias)
-        self.o = nn.Linear(config.heads * config.head_dim, config.width, bias=config.o_bias)
+        self.qkv = Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.qkv_bias)
+        self.o = Linear(config.heads * config.head_dim, config.width, bias=config.o_bias)
         self.q_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.core = core
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocabulary, config.width), freeze=False)
         self.layers = nn.ModuleList(Layer(config, core) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
-        self.head: nn.Module = nn.Identity() if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head: nn.Module = nn.Identity() if config.tied else Linear(config.width, config.vocabulary, bias=False)
         self._rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
 
     @classmethod
@@ -165,5 +165,5 @@ class Decoder(nn.Module):
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32. Pass only the tokens that need them: the vocabulary is the largest matrix."""
         # A tied decoder has no head, unless both ends of it stand on one matrix in fewer bits.
-        scores: Tensor = F.linear(hidden, self.embedding.weight) if isinstance(self.head, nn.Identity) else self.head(hidden)
+        scores: Tensor = product(hidden, self.embedding.weight) if isinstance(self.head, nn.Identity) else self.head(hidden)
         return scores.float()
