@@ -145,7 +145,7 @@ def test_an_update_is_merged_before_the_matrix_is_rounded(small: Small, written:
     _, state, _ = read_gguf(path, torch.float32)
     assert changed(adapter) == {"layers.1.attention.qkv.weight"} < state.keys()
     decoder, _ = gguf_decoder(path, torch.float32, "int4", changed(adapter))
-    assert type(decoder.layers[1].attention.qkv) is torch.nn.Linear
+    assert isinstance(decoder.layers[1].attention.qkv, torch.nn.Linear)
     assert type(decoder.layers[0].attention.qkv) is type(decoder.layers[1].attention.o) is Int4Linear
     merge(decoder.layers, adapter)
     quantise(decoder, "int4")
