@@ -1,10 +1,12 @@
 """Encoded once, asked often: pictures and clips whose tokens are kept aside, and clips whose frames come one after another."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import jaxtyping
 import pytest
 import torch
 
@@ -236,6 +238,23 @@ def test_frames_that_do_not_fit_are_named_and_leave_no_trace(pipe: Pipeline) -> 
     assert watch.encoded().tokens.times.tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("seconds", [None, "2", 10**400, 1e308, math.inf, [2.0], 2j], ids=lambda seconds: f"{seconds!r:.9}")
+def test_times_that_are_none_are_named(pipe: Pipeline, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # without the check of types at every call, as users run it
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    watch = pipe.watch(hold=64)
+    watch.push(picture(0), 1.0)
+    with pytest.raises(InputError, match=r"^frame 1: is of .* finite, rising times"):
+        watch.push(picture(1), seconds)
+
+
+def test_what_was_assumed_of_a_frame_is_told_once_of_the_stream(pipe: Pipeline) -> None:
+    watch = pipe.watch(hold=64)
+    for place in range(3):
+        watch.push(replace(picture(place), notes=("cropped",) if place else ()), float(place))
+    assert watch.encoded().notes == ("cropped",)
+
+
 def test_methods_that_cannot_watch_are_refused(pipe: Pipeline) -> None:
     for by, hint in (
         ("tome", "between"),
@@ -250,3 +269,13 @@ def test_methods_that_cannot_watch_are_refused(pipe: Pipeline) -> None:
         pipe.watch(hold=1)
     with pytest.raises(InputError, match="window"):
         pipe.watch(window=1)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("by", 5), ("by", None), ("hold", None), ("hold", 2.5), ("window", None), ("window", "8")])
+def test_settings_of_a_watch_that_are_of_another_kind_are_named(
+    pipe: Pipeline, setting: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # without the check of types at every call, as users run it
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises((InputError, PluginError), match="window|hold|names no method"):
+        pipe.watch(**{setting: value})

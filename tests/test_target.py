@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import pytest
 import torch
 
@@ -48,8 +49,10 @@ def test_malformed_targets_say_how_one_is_written(amount: str) -> None:
         compression(f"random:{amount}")
 
 
-@pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf])
-def test_a_time_that_cannot_be(ms: float) -> None:
+@pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf, None, "80", 10**400, 10**5000, True], ids=lambda ms: f"{type(ms)}")
+def test_a_time_that_cannot_be(ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # without the check of types at every call, as users run it
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(BudgetError, match="finite time above 0"):
         Target(ms)
 
