@@ -52,7 +52,8 @@ def pipeline(
     `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
     where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together; `quantize` "int4" or
     "int8" stores the language model's matrices in fewer bits (processor only); `kv` "paged" keeps what the decoder knows in blocks, and
-    pictures as they were encoded, so that a later question about the same picture begins where the earlier one did.
+    pictures as they were encoded, so that a later question about the same picture begins where the earlier one did, and "int8", "int4",
+    "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
     BudgetError for a compression that cannot be, InputError for a batch size below 1 and an unknown `kv`.
     """

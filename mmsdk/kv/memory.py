@@ -22,14 +22,17 @@ from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import PAGE, Pages, RowPages
 from mmsdk.kv.prefix import Prefixes
+from mmsdk.kv.rounded import PAGE as ROUNDED_PAGE
+from mmsdk.kv.rounded import WINDOW, RoundedPages
+from mmsdk.kv.rounding import Bits, names
 from mmsdk.kv.types import KVCache
 
-__all__ = ["KINDS", "DenseMemory", "Memory", "PagedMemory", "Shape", "memory_of"]
+__all__ = ["KINDS", "DenseMemory", "Memory", "PagedMemory", "RoundedMemory", "Shape", "memory_of"]
 
 # Columns of a pool for each that a call needs.
 _SPARE = 4
 
-KINDS = ("dense", "paged")
+KINDS: tuple[str, ...] = ("dense", "paged", *names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +169,41 @@ class PagedMemory:
                 self._promised[shape] -= needed
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedMemory:
+    """The last tokens of each row exactly and older ones in fewer bits; nothing is remembered."""
+
+    bits: Bits
+    window: int = WINDOW
+
+    @property
+    def page(self) -> int:
+        """Nothing can be found again."""
+        return 0
+
+    @property
+    def chunk(self) -> int:
+        """Few enough tokens that those still exact never need much memory."""
+        return 512
+
+    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+        """See `Memory`."""
+        rows, most = len(keys), max(capacities)
+        # A chunk comes on top of the window before anything of it ages; the two ends of a row may lie amid a block.
+        recent = rows * (-(-min(self.window + self.chunk, most) // ROUNDED_PAGE) + 2)
+        pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, recent, shape.dtype, shape.device, ROUNDED_PAGE)
+        store = RoundedPages(pages, self.bits, rows * (-(-most // ROUNDED_PAGE) + 1), self.window)
+        return PagedCache.empty(store, rows), [0] * rows
+
+    def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
+        """Nothing."""
+
+
 def memory_of(kind: str) -> Memory:
-    """A memory by its name: "dense" or "paged". Raises InputError for another."""
+    """A memory by its name: "dense", "paged", or the bits of older tokens. Raises InputError for another."""
     if kind not in KINDS:
         raise InputError(f"{kind!r} is not known; choose {', '.join(KINDS)}", item="kv")
+    for bits in names():
+        if bits == kind:
+            return RoundedMemory(bits)
     return DenseMemory() if kind == "dense" else PagedMemory()

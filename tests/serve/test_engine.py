@@ -12,6 +12,7 @@ from mmsdk.generate.config import GenerationConfig
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.serve.engine import Engine, Event, Outcome
+from mmsdk.serve.job import Job
 from mmsdk.vision.types import Image
 
 Asked = tuple[list[Image], str, GenerationConfig]
@@ -61,6 +62,25 @@ def test_every_schedule_gives_the_answers_of_one_by_one(small: Mini, wanted: lis
     assert [outcomes[number].finish for number in sorted(outcomes)] == [answer.finish for answer in wanted]
     assert [len(outcomes[number].ids) for number in sorted(outcomes)] == [answer.tokens.generated for answer in wanted]
     assert engine.held == 0 and not engine.busy
+
+
+def test_a_small_pool_sets_requests_aside_and_no_answer_changes(small: Mini, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four short questions with long answers, in a pool that holds hardly more than one of them."""
+    set_aside, original = list[int](), Engine._wait_again
+
+    def noted(engine: Engine, job: Job) -> None:
+        set_aside.append(job.number)
+        original(engine, job)
+
+    monkeypatch.setattr(Engine, "_wait_again", noted)
+    asked: list[Asked] = [
+        ([], f"And {seed}?", GenerationConfig(max_tokens=60, temperature=0.5 * (seed % 2), seed=seed)) for seed in range(4)
+    ]
+    engine = Engine(Pipeline(small), tokens=96)
+    for media, words, config in asked:
+        engine.submit(media, words, config)
+    assert texts(engine.drain()) == alone(small, asked)
+    assert set_aside and engine.held == 0
 
 
 def test_requests_that_come_later_change_nothing(small: Mini, wanted: list[Answer]) -> None:

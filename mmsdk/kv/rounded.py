@@ -1,0 +1,155 @@
+"""A store that keeps the last tokens as they are and older ones in fewer bits (KIVI, arXiv 2402.02750).
+
+A row's tokens go into exact blocks. When more than `window` of them lie behind its oldest block, that block is rounded, keys per channel
+and values per token, and its memory is free again. Rounded blocks are shared by forks and selected rows like any other, and never written.
+
+[published] the grouping, the residual window, asymmetric rounding; prompts are attended to exactly while they are read. [ours] blocks as
+groups, a window of 128, and prompts read in chunks: a chunk sees itself and the window exactly, and what lies before them as it is kept.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from mmsdk.kv.blocks import Blocks
+from mmsdk.kv.pages import Pages, RowPages, Where
+from mmsdk.kv.rounding import Bits, Codes, decode, encode, per_value, scale_dtype
+from mmsdk.kv.types import LayerView
+
+__all__ = ["PAGE", "WINDOW", "RoundedPages"]
+
+PAGE = 32
+WINDOW = 128
+
+
+class Rounded:
+    """Codes [layers blocks page g p] of keys or of values, with a scale and a minimum for each group along `dim` of a block."""
+
+    def __init__(self, shape: tuple[int, int, int, int, int], dim: int, bits: Bits, dtype: torch.dtype, device: torch.device) -> None:
+        layers, columns, page, g, d = shape
+        self._dim, self._bits, self._width, self._dtype = dim, bits, d, dtype
+        packed = -(-d * per_value(bits) // 8)
+        self._codes: UInt8[Tensor, "layers blocks page g p"] = torch.empty(
+            layers, columns, page, g, packed, dtype=torch.uint8, device=device
+        )
+        groups = [size if place != dim else 1 for place, size in enumerate(shape)]
+        self._scale, self._low = (torch.empty(groups, dtype=scale_dtype(dtype), device=device) for _ in range(2))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self._codes[0, 0].nbytes + self._scale[0, 0].nbytes + self._low[0, 0].nbytes
+
+    def put(self, layers: range, columns: Sequence[int], x: Float[Tensor, "layers k page g d"]) -> None:
+        """Round whole blocks."""
+        found, here = encode(x, self._dim, self._bits), slice(layers.start, layers.stop)
+        for kept, new in ((self._codes, found.codes), (self._scale, found.scale), (self._low, found.low)):
+            kept[here, list(columns)] = new
+
+    def get(self, layer: int, columns: Int[Tensor, " k"]) -> Float[Tensor, "k page g d"]:
+        """Blocks of a layer as numbers again."""
+        found = Codes(self._codes[layer, columns], self._scale[layer, columns], self._low[layer, columns])
+        return decode(found, self._bits, self._width, self._dtype)
+
+
+class RoundedPages:
+    """See `mmsdk.kv.pages.Store`. `recent` are the exact blocks, `old` tells who holds which rounded one."""
+
+    def __init__(
+        self,
+        recent: Pages,
+        bits: Bits,
+        columns: int,
+        window: int = WINDOW,
+    ) -> None:
+        """Beside exact blocks, so many rounded ones of the same size in each layer."""
+        self.recent, self.bits, self.window = recent, bits, window
+        self.blocks, self.old = recent.blocks, Blocks(recent.layers, columns)
+        layers, _, page, g, d = recent.keys.shape
+        shape = layers, columns, page, g, d
+        self._keys = Rounded(shape, 2, bits, recent.keys.dtype, recent.device)
+        self._values = Rounded(shape, 4, bits, recent.keys.dtype, recent.device)
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model that it is for."""
+        return self.recent.layers
+
+    @property
+    def page(self) -> int:
+        """Tokens of a block, exact or rounded."""
+        return self.recent.page
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.recent.device
+
+    @property
+    def rounded_bytes(self) -> int:
+        """Bytes of the keys and values of a rounded block in one layer."""
+        return self._keys.block_bytes + self._values.block_bytes
+
+    def nbytes(self, row: RowPages) -> int:
+        """See `Store`."""
+        return self.recent.nbytes(row) + len(row.aged) * self.rounded_bytes
+
+    def fits(self, layers: range, rows: Sequence[RowPages], new: int) -> bool:
+        """See `Store`."""
+        due = sum(self._due(row) for row in rows)
+        room = self.blocks.free(layers) + due
+        return due <= self.old.free(layers) and sum(row.missing(self, layers, new) for row in rows) <= room
+
+    def hold(self, layers: range, row: RowPages) -> None:
+        """See `Store`."""
+        self.recent.hold(layers, row)
+        self.old.hold(layers, row.aged)
+
+    def give(self, layers: range, row: RowPages) -> None:
+        """See `Store`."""
+        self.recent.give(layers, row)
+        self.old.give(layers, row.aged)
+
+    def age(self, layers: range, rows: Sequence[RowPages]) -> bool:
+        """Round the blocks of each row that lie wholly before its window. Raises PoolFullError where there is no room for them."""
+        dues = [self._due(row) for row in rows]
+        fresh = self.old.take(layers, sum(dues)) if any(dues) else []
+        for row, due in [pair for pair in zip(rows, dues, strict=True) if pair[1]]:
+            new, fresh, source = fresh[:due], fresh[due:], row.columns[:due]
+            for pool, rounded in ((self.recent.keys, self._keys), (self.recent.values, self._values)):
+                rounded.put(layers, new, pool[layers.start : layers.stop, source])
+            self.blocks.give(layers, row.grow_old(new, self.page))
+        return any(dues)
+
+    def write(self, layer: int, slots: Int[Tensor, " n"], keys: Float[Tensor, "n g d"], values: Float[Tensor, "n g d"]) -> None:
+        """See `Store`."""
+        self.recent.write(layer, slots, keys, values)
+
+    def copy(self, layers: range, source: int, target: int) -> None:
+        """See `Store`."""
+        self.recent.copy(layers, source, target)
+
+    def view(self, layer: int, where: Where) -> LayerView:
+        """The tokens side by side, in the columns of the view, as numbers again."""
+        keys = self._side_by_side(self._keys.get(layer, where.aged), self.recent.keys[layer], where)
+        values = self._side_by_side(self._values.get(layer, where.aged), self.recent.values[layer], where)
+        return LayerView(keys, values, where.positions, where.valid, where.lengths, where.ordered)
+
+    def _side_by_side(
+        self, old: Float[Tensor, "k page g d"], recent: Float[Tensor, "blocks page g d"], where: Where
+    ) -> Float[Tensor, "b g t d"]:
+        slots = recent.flatten(0, 1)
+        out = slots.new_zeros(*where.positions.shape, *slots.shape[1:])
+        aged = old.flatten(0, 1).split([len(row.aged) * self.page for row in where.rows])
+        for place, (before, stretches) in enumerate(zip(aged, where.stretches, strict=True)):
+            row = torch.cat([before, *(slots[start:stop] for start, stop in stretches)])
+            if len(row) == out.shape[1]:
+                out[place] = row
+            else:
+                out[place, where.valid[place]] = row
+        return out.transpose(1, 2)
+
+    def _due(self, row: RowPages) -> int:
+        return max(0, row.length - self.window) // self.page

@@ -1,0 +1,116 @@
+"""The store that rounds: what is exact, what is not and by how much, bytes that really fall, and rows that keep to themselves."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmsdk.kv.blocks import PoolFullError
+from mmsdk.kv.memory import RoundedMemory, Shape
+from mmsdk.kv.paged import PagedCache
+from mmsdk.kv.pages import Pages
+from mmsdk.kv.rounded import RoundedPages
+from mmsdk.kv.rounding import Bits
+from mmsdk.kv.types import KVCache
+
+LAYERS, HEADS, WIDTH = 2, 2, 16
+ERRORS: dict[Bits, float] = {"int8": 0.02, "fp8": 0.25, "int4": 0.35, "int2": 1.5}
+
+
+def rounded(bits: Bits = "int8", window: int = 8, columns: int = 64) -> RoundedPages:
+    return RoundedPages(Pages(LAYERS, HEADS, WIDTH, columns, torch.float32, "cpu", page=4), bits, columns, window)
+
+
+def store(cache: KVCache, positions: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = positions.shape[0], HEADS, positions.shape[1], WIDTH
+    pairs = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(LAYERS)]
+    cache.advance(positions)
+    for layer, (keys, values) in enumerate(pairs):
+        cache.append(layer, keys, values)
+    return pairs
+
+
+@pytest.mark.parametrize("bits", sorted(ERRORS))
+def test_the_window_is_exact_and_what_lies_before_it_is_near(bits: Bits) -> None:
+    cache = PagedCache.empty(rounded(bits), 1)
+    (first, *_) = store(cache, torch.arange(30)[None], 0)
+    (new, *_) = store(cache, torch.tensor([[30]]), 1)
+    view, keys = cache.view(0), torch.cat((first[0], new[0]), dim=2)
+    # of 30 tokens, five blocks of four lie wholly before the last eight
+    assert torch.equal(view.keys[:, :, 20:], keys[:, :, 20:]) and not torch.equal(view.keys[:, :, :20], keys[:, :, :20])
+    assert (view.keys - keys).abs().max() < ERRORS[bits]
+    assert view.positions.tolist() == [list(range(31))] and view.lengths.tolist() == [31]
+
+
+def test_rows_of_a_batch_are_as_they_are_alone() -> None:
+    lengths = [37, 3, 20]
+    most, alone = max(lengths), []
+    batch = PagedCache.empty(rounded(), 3)
+    positions = (torch.arange(most) - (most - torch.tensor(lengths))[:, None]).clamp_min(-1)
+    pairs = store(batch, positions, 0)
+    (*_, (new, _)) = store(batch, torch.tensor(lengths)[:, None], 1)
+    for row, length in enumerate(lengths):
+        one = PagedCache.empty(rounded(), 1)
+        one.advance(torch.arange(length)[None])
+        one.append(1, pairs[1][0][row : row + 1, :, most - length :], pairs[1][1][row : row + 1, :, most - length :])
+        one.advance(torch.tensor([[length]]))
+        one.append(1, new[row : row + 1], new[row : row + 1])
+        alone.append(one.view(1).keys[0])
+    view = batch.view(1)
+    for row, keys in enumerate(alone):
+        assert torch.equal(view.keys[row][:, view.valid[row]], keys)
+
+
+@pytest.mark.parametrize(("bits", "share"), [("int8", 0.40), ("int4", 0.28), ("int2", 0.22), ("fp8", 0.40)])
+def test_bytes_really_fall(bits: Bits, share: float) -> None:
+    """Heads of 64 in blocks of 32, against float32 beside float32 scales, with 128 of 2,048 tokens exact."""
+    shape = Shape(1, 1, 64, torch.float32, torch.device("cpu"))
+    cache, _ = RoundedMemory(bits).begin(shape, [2100], [[]])
+    for part in torch.arange(2048)[None].split(512, dim=1):
+        cache.advance(part)
+        cache.append(0, torch.randn(1, 1, 512, 64), torch.randn(1, 1, 512, 64))
+    cache.advance(torch.tensor([[2048]]))
+    cache.append(0, torch.randn(1, 1, 1, 64), torch.randn(1, 1, 1, 64))
+    assert isinstance(cache, PagedCache) and cache.nbytes < share * 2 * 2049 * 64 * 4
+    assert cache.view(0).keys.shape == (1, 1, 2049, 64)
+
+
+def test_ka_19_and_ka_21_rows_reordered_and_forked_share_what_is_rounded() -> None:
+    pages = rounded()
+    cache = PagedCache.empty(pages, 2)
+    store(cache, torch.arange(24).expand(2, -1), 0)
+    store(cache, torch.full((2, 1), 24), 1)
+    held, old = pages.blocks.held, pages.old.held
+    turned = cache.select(torch.tensor([1, 0]))
+    assert (pages.blocks.held, pages.old.held) == (held, old)
+    before = cache.view(1).keys
+    assert torch.equal(turned.view(1).keys, before[[1, 0]])
+    ((keys, _), *_) = store(turned, torch.full((2, 1), 25), 2)
+    assert torch.equal(cache.view(1).keys, before) and torch.equal(turned.view(0).keys[:, :, 25:], keys)
+    del cache, turned
+    gc.collect()
+    assert pages.blocks.held == pages.old.held == 0
+
+
+def test_a_full_pool_of_rounded_blocks_refuses_and_changes_nothing() -> None:
+    pages = RoundedPages(Pages(LAYERS, HEADS, WIDTH, 32, torch.float32, "cpu", page=4), "int8", 2, window=4)
+    cache = PagedCache.empty(pages, 1)
+    store(cache, torch.arange(30)[None], 0)
+    before = cache.view(0).keys
+    assert not cache.fits(1)
+    with pytest.raises(PoolFullError):
+        cache.advance(torch.tensor([[30]]))
+    assert torch.equal(cache.view(0).keys, before)
+
+
+def test_keep_works_on_what_is_rounded_too() -> None:
+    cache = PagedCache.empty(rounded(), 1)
+    store(cache, torch.arange(24)[None], 0)
+    store(cache, torch.tensor([[24]]), 1)
+    before = cache.view(0)
+    cache.keep(0, torch.tensor([[0, 7, 24]]))
+    after = cache.view(0)
+    assert after.positions.tolist() == [[0, 7, 24]] and torch.equal(after.keys, before.keys[:, :, [0, 7, 24]])
+    assert torch.equal(cache.view(1).keys[:, :, 24], cache.view(1).keys[:, :, 24]) and cache.view(1).positions.shape[1] == 25
