@@ -298,3 +298,12 @@ def test_measures_of_a_coder(tokens_of: Tokens) -> None:
     assert compressibility(x, torch.tensor([[3.0, 0.0], [0.0, 0.0]])) == pytest.approx(9 / 25)
     told = learnability(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 4.0]]), x)
     assert told.dispersion == pytest.approx(4.0) and told.alignment == pytest.approx((0.6 + 0.8 + 0.8) / 3)
+
+
+def test_the_coder_that_ships_serves_mini_and_names_its_budget(tokens_of: Tokens) -> None:
+    source = tokens_of((1, 16, 16), width=576)
+    (plain,), (taught,) = (Braco(coder=name)([source], [Budget(11)]) for name in ("none", "mini"))
+    assert len(taught.tokens) == 11 and not torch.allclose(plain.tokens.features, taught.tokens.features)
+    with pytest.raises(BudgetError, match="'mini' of braco was trained for .*11 tokens of an image.*, not for 12 tokens of this image"):
+        Braco(coder="mini")([source], [Budget(12)])
+    assert len(Braco(basis="pca")([source], [Budget(11)])[0].tokens) == 11
