@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import yaml
+
 from mmsdk.errors import InputError
 from mmsdk.vla.contract import Contract
 from mmsdk.vla.strict_yaml import read_yaml
 
-__all__ = ["load_contract", "parse_contract"]
+__all__ = ["contract_text", "load_contract", "parse_contract"]
 
 
 def load_contract(path: str | Path) -> Contract:
@@ -33,6 +35,23 @@ def parse_contract(text: str, item: str = "contract") -> Contract:
     built = _built(Contract, tree, item)
     assert isinstance(built, Contract)
     return built
+
+
+def contract_text(contract: Contract) -> str:
+    """YAML text that `parse_contract` makes the same contract of, every number bit for bit."""
+    return yaml.safe_dump(_plain(contract), sort_keys=False)
+
+
+def _plain(value: object) -> object:
+    """A dataclass as a mapping, what stands open left out, a command's feature among its own fields."""
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    named = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+    inner = _plain(named.pop("feature")) if "feature" in named else {}
+    assert isinstance(inner, dict), "a feature is a dataclass"
+    return inner | {name: _plain(entry) for name, entry in named.items() if entry is not None}
 
 
 def _built(kind: Any, tree: object, place: str) -> object:

@@ -25,6 +25,7 @@ EXTRAS = {
     "demo": ("gradio", "a demo in the browser, which is to come"),
     "robots": ("metaworld", "robots in simulators"),
     "ros": ("rclpy", "ROS 2, with Python 3.11"),
+    "lerobot": ("pyarrow", "LeRobot data sets"),
     "video": ("av", "long clips, and clips with transparency"),
     "serve": ("websockets", "mmsdk robot serve"),
     "kernels": ("triton", "mmsdk bench kernels; PyTorch for GPUs brings it"),

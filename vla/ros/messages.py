@@ -27,6 +27,7 @@ __all__ = [
     "Pose",
     "PoseStamped",
     "Quaternion",
+    "String",
     "TFMessage",
     "Time",
     "Transform",
@@ -71,6 +72,14 @@ class Header:
     ros_type: ClassVar[str] = "std_msgs/msg/Header"
     stamp: Time = Time()
     frame_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    """Text of any kind."""
+
+    ros_type: ClassVar[str] = "std_msgs/msg/String"
+    data: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +276,7 @@ Message = (
     Time
     | Duration
     | Header
+    | String
     | Image
     | CompressedImage
     | JointState

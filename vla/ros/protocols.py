@@ -20,6 +20,7 @@ __all__ = [
     "AnyPose",
     "AnyPoseStamped",
     "AnyQuaternion",
+    "AnyString",
     "AnyTime",
     "AnyTransform",
     "AnyTransformStamped",
@@ -54,6 +55,14 @@ class AnyHeader(Protocol):
     def stamp(self) -> AnyTime: ...
     @property
     def frame_id(self) -> str: ...
+
+
+@runtime_checkable
+class AnyString(Protocol):
+    """std_msgs/String."""
+
+    @property
+    def data(self) -> str: ...
 
 
 @runtime_checkable
