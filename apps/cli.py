@@ -21,7 +21,7 @@ from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["UsageError", "main"]
 
-COMMANDS = ("ask", "demo", "robot", "methods", "doctor", "weights", "bench")
+COMMANDS = ("ask", "demo", "robot", "ros", "methods", "doctor", "weights", "bench")
 
 
 class UsageError(Exception):
@@ -112,7 +112,8 @@ def _parser() -> tuple[Parser, dict[str, list[str]]]:
     declared = {
         "ask": _ask(commands.add_parser("ask", help="ask about pictures or clips", allow_abbrev=False)),
         "demo": _demo(commands.add_parser("demo", help="questions about three pictures and a clip, answered", allow_abbrev=False)),
-        "robot": _robot(commands.add_parser("robot", help="serve a policy to robots", allow_abbrev=False)),
+        "robot": _robot(commands.add_parser("robot", help="serve policies to robots, record and replay what they did", allow_abbrev=False)),
+        "ros": _ros(commands.add_parser("ros", help="run a policy as a ROS 2 node", allow_abbrev=False)),
         "methods": _methods(commands.add_parser("methods", help="list the methods that can be chosen by name", allow_abbrev=False)),
         "doctor": _doctor(commands.add_parser("doctor", help="look at this machine and say what is missing", allow_abbrev=False)),
         "weights": _weights(commands.add_parser("weights", help="fetch, list or verify model weights", allow_abbrev=False)),
@@ -124,6 +125,11 @@ def _parser() -> tuple[Parser, dict[str, list[str]]]:
 def _option(parser: Parser, flag: str, value: str, text: str, kind: type = str, default: object = None) -> str:
     told = text if default is None else f"{text} (default: {default})"
     parser.add_argument(flag, metavar=value, type=kind, default=default, help=told)
+    return flag
+
+
+def _needed(parser: Parser, flag: str, value: str, text: str) -> str:
+    parser.add_argument(flag, metavar=value, required=True, help=text)
     return flag
 
 
@@ -170,13 +176,31 @@ def _demo(parser: Parser) -> list[str]:
 
 
 def _robot(parser: Parser) -> list[str]:
-    parser.add_argument("action", choices=("serve",), help="serve a policy over a websocket, to openpi's client too, until Ctrl-C")
-    parser.add_argument("policy", metavar="FILE.py:NAME", help="the function that gives the mmsdk.vla.wire.service.Service to be served")
+    actions = "serve a policy over a websocket until Ctrl-C; record a loop, replay a recording, export recordings as a data set"
+    parser.add_argument("action", choices=("serve", "record", "replay", "export"), help=actions)
+    parser.add_argument("words", nargs="+", metavar="WHAT", help="serve, record: FILE.py:NAME; replay, export: folders of recordings")
     return [
-        _option(parser, "--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1"),
-        _option(parser, "--port", "N", "the port to listen at; 0 takes a free one", int, 8000),
-        _option(parser, "--api-key-file", "FILE", "holds a key that clients must bring"),
-        _switch(parser, "--json", "print one JSON object when ready, and one at the end"),
+        _option(parser, "--host", "HOST", "serve: the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1"),
+        _option(parser, "--port", "N", "serve: the port to listen at; 0 takes a free one", int, 8000),
+        _option(parser, "--api-key-file", "FILE", "serve: holds a key that clients must bring"),
+        _option(parser, "--out", "FOLDER", "record, export: the folder that is made"),
+        _option(parser, "--ticks", "N", "record: how many ticks", int, 400),
+        _option(parser, "--session", "FILE.py:NAME", "replay: whose kinematics, and policy, are taken"),
+        _switch(parser, "--ask", "replay: ask that policy again"),
+        _switch(parser, "--pictures", "export: pictures as they are, in place of videos"),
+        _switch(parser, "--json", "print JSON in place of text"),
+    ]
+
+
+def _ros(parser: Parser) -> list[str]:
+    parser.add_argument("action", choices=("run", "simulate"), help="run a policy as a node, or an arm in place of the robot, until Ctrl-C")
+    return [
+        _needed(parser, "--params", "FILE", "the parameter file that says which robot, policy and topics"),
+        _option(parser, "--node", "NAME", "the node's full name, which the file speaks of", default="/policy"),
+        _option(parser, "--ticks", "N", "end after so many ticks; 0 for no end", int, 0),
+        _option(parser, "--record", "FOLDER", "run: record what the loop is told, as `mmsdk robot record` does"),
+        _option(parser, "--seconds", "S", "how long the simulated arm is there; 0 for no end", float, 0.0),
+        _switch(parser, "--json", "print one JSON object at the end"),
     ]
 
 

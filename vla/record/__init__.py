@@ -1,0 +1,1 @@
+"""What a robot went through, written down so that it can be gone through again."""
