@@ -142,7 +142,7 @@ def _account(sight: Sight) -> str:
 
 
 def _height(row: Sequence[Panel]) -> int:
-    return max(panel.shape[0] for panel in row)
+    return max(len(panel) for panel in row)
 
 
 @dataclass(frozen=True, slots=True)

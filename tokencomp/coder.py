@@ -122,14 +122,16 @@ def read_coder(name: str, device: torch.device) -> Coder:
     # rows that were rounded to 16 bits
     whole = {grid: orthonormal(rows.double().T).T.float() for grid, rows in directions.items()}
     by_budget = {(key.split(".")[0], int(key.split(".")[1])): one for key, one in sets.items()}
-    return Coder(name, basis, *(widths or {0}), by_budget, whole)
+    return Coder(name, basis, next(iter(widths), 0), by_budget, whole)
 
 
 def _set(path: Path, key: str, parts: Mapping[str, Tensor], residual: Mapping[str, int]) -> Trained:
     missing = [part for part in PARTS if part not in parts]
     if missing or key not in residual:
         raise ModelError(f"{path}: the set {key} lacks {', '.join(missing) or 'its number of residual tokens'}")
-    skew = {_grid(name.removeprefix("skew.")): tensor for name, tensor in parts.items() if name.startswith("skew.")}
+    skew: dict[tuple[int, ...], Tensor] = {
+        _grid(name.removeprefix("skew.")): tensor for name, tensor in parts.items() if name.startswith("skew.")
+    }
     embedding, score, down, up, bias = (parts[part] for part in PARTS)
     width = score.numel()
     fits = embedding.ndim == 4 and embedding.shape[3] == width and score.ndim == 1 and bias.shape == (width,)

@@ -57,7 +57,7 @@ def layout(
     pools = torch.arange(count - len(index))[:, None] == _pools(grid, count - len(index))
     analysis, synthesis, start = (matrix.float().to(device) for matrix in (basis.analysis, basis.synthesis, start))
     placed = (index.to(device), cells.to(device), owner.to(device), pools.to(device))
-    return Layout(shape, Basis(analysis, synthesis, basis.size), start, *placed)
+    return Layout(shape or (), Basis(analysis, synthesis, basis.size), start, *placed)
 
 
 def flat(places: Int[Tensor, "*b 3"], shape: tuple[int, ...]) -> Int[Tensor, "*b"]:
@@ -66,16 +66,16 @@ def flat(places: Int[Tensor, "*b 3"], shape: tuple[int, ...]) -> Int[Tensor, "*b
     return (t * shape[1] + y) * shape[2] + x
 
 
-def _box(grid: Grid, most: int) -> tuple[Int[Tensor, "p 3"], tuple[int, ...]]:
+def _box(grid: Grid, most: int) -> tuple[Int[Tensor, "p 3"], Grid | None]:
     shape = box(grid, most)
     return inside(shape), shape
 
 
-def _lowest(shape: Grid, count: int) -> tuple[Int[Tensor, "p 3"], tuple[int, ...]]:
-    """The lowest frequencies and the box that they fill, () where they fill none."""
+def _lowest(shape: Grid, count: int) -> tuple[Int[Tensor, "p 3"], Grid | None]:
+    """The lowest frequencies and the box that they fill, None where they fill none."""
     index = low(shape, count)
     t, u, v = (index.amax(dim=0) + 1).tolist()
-    return (inside((t, u, v)), (t, u, v)) if t * u * v == count else (index, ())
+    return (inside((t, u, v)), (t, u, v)) if t * u * v == count else (index, None)
 
 
 def _basis(name: BasisName, calibration: str, grid: Grid, index: Int[Tensor, "p 3"]) -> Basis:

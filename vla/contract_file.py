@@ -39,7 +39,8 @@ def parse_contract(text: str, item: str = "contract") -> Contract:
 
 def contract_text(contract: Contract) -> str:
     """YAML text that `parse_contract` makes the same contract of, every number bit for bit."""
-    return yaml.safe_dump(_plain(contract), sort_keys=False)
+    text: str = yaml.safe_dump(_plain(contract), sort_keys=False)
+    return text
 
 
 def _plain(value: object) -> object:

@@ -20,6 +20,7 @@ from mmsdk.models.mini.family import Mini, load
 from mmsdk.tokencomp.methods.braco import Braco
 from mmsdk.tokencomp.methods.random import Random
 from mmsdk.tokencomp.methods.uniform import Uniform
+from mmsdk.tokencomp.types import Compressor
 
 __all__ = ["TARGETS", "main"]
 
@@ -52,7 +53,8 @@ def _report(vlm: Mini, held: Shard, coder: Path, most: int) -> None:
     """A line for each budget and way to meet it."""
     lessons = Lessons(vlm, [held], 4, ROOM, once=True)
     for target in TARGETS:
-        methods = {"uniform": Uniform(), "random": Random(), "untrained": Braco(), "trained": Braco(coder=str(coder))}
+        methods: dict[str, Compressor] = {"uniform": Uniform(), "random": Random(), "untrained": Braco()}
+        methods["trained"] = Braco(coder=str(coder))
         found = score(vlm, lessons.all(target.media, most), list(methods.values()), target.count)
         for name, one in zip(("full", *methods), found, strict=True):
             told = {"accuracy": round(one.accuracy, 3), "kl": round(one.kl, 3), "questions": one.questions}

@@ -6,6 +6,7 @@ same rows with k visual tokens, and everything behind them moves up by n - k pla
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ class Lessons:
         for i, s, grid in chosen:
             groups.setdefault((s, grid), []).append(i)
         parts = [(place, rows[at : at + self._rows]) for place, rows in groups.items() for at in range(0, len(rows), self._rows)]
-        return [lambda p=place, r=rows: self._lesson(*p, r, np.random.default_rng(r[0])) for place, rows in parts]
+        return [partial(self._lesson, s, grid, rows, np.random.default_rng(rows[0])) for (s, grid), rows in parts]
 
     @torch.no_grad()
     def _lesson(self, s: int, grid: Grid, rows: Sequence[int], rng: np.random.Generator) -> Lesson:
@@ -95,7 +96,8 @@ def read(decoder: Decoder, batch: Batch, embeddings: Float[Tensor, "b k d"]) -> 
     words = decoder.embed(batch.ids)
     x = torch.cat([words[:, :1], embeddings.to(words.dtype), words[:, 1 + embeddings.shape[1] :]], dim=1)
     hidden = decoder(x, batch.positions, NoCache(), batch.mask)
-    return hidden.flatten(0, 1)[batch.answers]
+    answers: Tensor = hidden.flatten(0, 1)[batch.answers]
+    return answers
 
 
 def shorter(batch: Batch, n: int, k: int) -> Batch:

@@ -43,7 +43,8 @@ def _row(
     if not parts:
         return torch.zeros_like(query)
     if len(parts) == 1:
-        return F.scaled_dot_product_attention(query[None], *parts[0])[0]
+        ((key, value),) = parts
+        return F.scaled_dot_product_attention(query[None], key, value)[0]
     # torch keeps the log-sum-exp for its own backward pass and has no public name for it
     results = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query[None], *part) for part in parts]
     shares = torch.stack([lse[0] for _, lse in results]).softmax(0)

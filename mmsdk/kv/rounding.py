@@ -89,11 +89,13 @@ def _packed(codes: UInt8[Tensor, "*n d"], bits: int) -> UInt8[Tensor, "*n p"]:
         return codes
     filled = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % each)).unflatten(-1, (-1, each))
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
-    return (filled << shifts).sum(-1, dtype=torch.uint8)
+    packed: Tensor = (filled << shifts).sum(-1, dtype=torch.uint8)
+    return packed
 
 
 def _unpacked(codes: UInt8[Tensor, "*n p"], bits: int) -> UInt8[Tensor, "*n d"]:
     if bits == 8:
         return codes
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
-    return ((codes[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+    unpacked: Tensor = ((codes[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+    return unpacked

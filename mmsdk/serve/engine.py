@@ -175,8 +175,8 @@ class Engine:
         except MmsdkError as error:
             return error
         _, starved = parted(legible(ready, list(ready.rows.values())))
-        for error in (*ready.errors.values(), *starved.values()):
-            return error.at(None) if isinstance(error, InputError) else error
+        for wrong in (*ready.errors.values(), *starved.values()):
+            return wrong.at(None) if isinstance(wrong, InputError) else wrong
         (row,), (keys,) = ready.rows.values(), ready.keys
         most, page = len(row.embeddings) + job.config.max_tokens, self._pages.page
         if self._pages.needed(most) > self._pages.blocks.columns:

@@ -68,7 +68,7 @@ def _check_unmasked(array: Array) -> None:
     """A mask says that what stands under it is not to be looked at, and only its owner knows what is to be seen there instead."""
     # of a record, which is no picture, the mask is one too
     if isinstance(array, np.ma.MaskedArray) and array.dtype.names is None and np.ma.is_masked(array):
-        told = f"{np.ma.count_masked(array)} of its {array.size} values are masked"
+        told = f"{int(np.ma.getmaskarray(array).sum())} of its {array.size} values are masked"
         raise InputError(f"{told}; fill them first: array.filled(0)", item="array")
 
 

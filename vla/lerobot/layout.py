@@ -151,9 +151,15 @@ def read_info(root: Path) -> Info:
             str(name): Feature(str(each["dtype"]), tuple(map(int, each["shape"])), _names(each.get("names")))
             for name, each in told["features"].items()
         }
-        counts = [int(told[name]) for name in ("total_episodes", "total_frames", "total_tasks")]
         return Info(
-            features, int(told["fps"]), str(told["robot_type"] or ""), *counts, str(told["data_path"]), str(told["video_path"] or VIDEO)
+            features,
+            fps=int(told["fps"]),
+            robot=str(told["robot_type"] or ""),
+            episodes=int(told["total_episodes"]),
+            frames=int(told["total_frames"]),
+            tasks=int(told["total_tasks"]),
+            data=str(told["data_path"]),
+            video=str(told["video_path"] or VIDEO),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"is damaged: {error!r}", item=item) from None

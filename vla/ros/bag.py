@@ -25,7 +25,7 @@ __all__ = ["BagWriter", "Storage", "read_bag"]
 Storage = Literal["mcap", "sqlite3"]
 _PLUGINS: dict[Storage, StoragePlugin] = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 # Jazzy's own
-_VERSION = 9
+_VERSION: Literal[9] = 9
 
 
 class BagWriter:
