@@ -78,7 +78,8 @@ def _told(answer: Answer, model: str) -> dict[str, object]:
     return {
         "text": str(answer),
         "model": model,
-        "tokens": dataclasses.asdict(answer.tokens),
+        # one question asked once recalls nothing
+        "tokens": {name: count for name, count in dataclasses.asdict(answer.tokens).items() if name != "recalled"},
         "timings_ms": {stage: round(ms, 2) for stage, ms in dataclasses.asdict(answer.timings).items()},
         "seed": answer.seed,
     }

@@ -30,7 +30,7 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def table() -> WordTable:
-    return WordTable.of(torch.randn(97, 24, generator=torch.Generator().manual_seed(0)), Letters())
+    return WordTable.of(torch.randn(97, 64, generator=torch.Generator().manual_seed(0)), Letters())
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_grounding_teaches_words(table: WordTable) -> None:
     labels = torch.stack([torch.randint(8, (400,)), torch.randint(4, (400,)), torch.randint(9, (400,)), torch.full((400,), -1)], dim=1)
     seen = torch.cat([torch.nn.functional.one_hot(labels[:, i], 12).float() for i in range(3)], dim=1)
     patches = Patches(seen.half(), torch.zeros(400, Projector.places), labels, torch.arange(400))
-    projector = Projector(ProjectorConfig(36, 64, 24))
+    projector = Projector(ProjectorConfig(36, 64, 64))
     before = probe(projector, patches, table)
     ground(projector, joined([patches, patches]), table, steps=400, batch=128)
     after = probe(projector, patches, table)

@@ -1,12 +1,7 @@
-"""The dense cache against lists of entries, and what it promises about memory, forks and rows."""
-
-from collections.abc import Callable
-from dataclasses import dataclass, field
+"""What the dense cache promises about memory, forks and rows; tests/contracts/test_caches.py holds it against lists of entries."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from mmsdk.errors import InputError
@@ -30,85 +25,6 @@ def store(cache: KVCache, positions: Tensor, seed: int) -> list[tuple[Tensor, Te
     for layer, (keys, values) in enumerate(pairs):
         cache.append(layer, keys, values)
     return pairs
-
-
-@dataclass
-class Listed:
-    """The same cache as lists: for every layer and row the (position, key, value) of its entries, padding included."""
-
-    cache: DenseCache
-    entries: list[list[list[tuple[int, Tensor, Tensor]]]] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-
-    @staticmethod
-    def of(rows: int) -> "Listed":
-        return Listed(empty(rows), [[[] for _ in range(rows)] for _ in range(LAYERS)], [0] * rows)
-
-    def append(self, padding: list[list[bool]], seed: int) -> None:
-        positions = torch.full((len(padding), len(padding[0])), -1)
-        for row, flags in enumerate(padding):
-            for column, padded in enumerate(flags):
-                if not padded:
-                    positions[row, column] = self.seen[row]
-                    self.seen[row] += 1
-        for layer, (keys, values) in enumerate(store(self.cache, positions, seed)):
-            for row in range(len(padding)):
-                new = zip(positions[row].tolist(), keys[row].unbind(1), values[row].unbind(1), strict=True)
-                self.entries[layer][row] += list(new)
-
-    def keep(self, layer: int, index: Tensor) -> None:
-        self.cache.keep(layer, index)
-        for row, chosen in enumerate(index.tolist()):
-            self.entries[layer][row] = [self.entries[layer][row][i] for i in chosen]
-
-    def fork(self) -> "Listed":
-        return Listed(self.cache.fork(), [[list(row) for row in layer] for layer in self.entries], list(self.seen))
-
-    def select(self, rows: list[int]) -> "Listed":
-        chosen = self.cache.select(torch.tensor(rows))
-        return Listed(chosen, [[list(layer[row]) for row in rows] for layer in self.entries], [self.seen[row] for row in rows])
-
-    def check(self) -> None:
-        assert self.cache.position.tolist() == self.seen
-        for layer, rows in enumerate(self.entries):
-            view = self.cache.view(layer)
-            assert view.positions.tolist() == [[position for position, _, _ in row] for row in rows]
-            assert torch.equal(view.valid, view.positions >= 0)
-            assert view.lengths.tolist() == [sum(position >= 0 for position, _, _ in row) for row in rows]
-            assert not view.ordered or bool(view.valid.all() and (view.positions.diff() > 0).all())
-            for row, items in enumerate(rows):
-                assert all(torch.equal(view.keys[row, :, i], key) for i, (_, key, _) in enumerate(items))
-                assert all(torch.equal(view.values[row, :, i], value) for i, (_, _, value) in enumerate(items))
-
-
-def act(draw: Callable[[st.SearchStrategy[int]], int], caches: list[Listed], seed: int) -> None:
-    """One random operation on one of the caches."""
-    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
-    listed = caches[number(0, len(caches) - 1)]
-    rows, kind = len(listed.seen), number(0, 4)
-    if kind <= 1:
-        steps = number(1, 5)
-        listed.append([[number(0, 3) == 0 for _ in range(steps)] for _ in range(rows)], seed)
-    elif kind == 2 and len(listed.entries[0][0]):
-        layer = number(0, LAYERS - 1)
-        held = len(listed.entries[layer][0])
-        kept = number(1, held) if held else 0
-        index = [sorted(torch.randperm(held, generator=torch.Generator().manual_seed(seed + row))[:kept].tolist()) for row in range(rows)]
-        listed.keep(layer, torch.tensor(index, dtype=torch.long).view(rows, kept))
-    elif kind == 3 and len(caches) < 4:
-        caches.append(listed.fork())
-    elif kind == 4 and len(caches) < 4:
-        caches.append(listed.select([number(0, rows - 1) for _ in range(number(1, 3))]))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_any_sequence_of_operations_holds_what_lists_hold(data: st.DataObject) -> None:
-    caches = [Listed.of(data.draw(st.integers(1, 3)))]
-    for step in range(data.draw(st.integers(1, 12))):
-        act(data.draw, caches, 1000 * step)
-        for listed in caches:
-            listed.check()
 
 
 @pytest.mark.parametrize("cache", [empty(1), NoCache()])

@@ -2,8 +2,22 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmsdk.kv.rounding import Bits, decode, encode
+
+LEVELS = {"int8": 255, "int4": 15, "int2": 3}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(LEVELS)), st.sampled_from([2, -1]), st.integers(1, 9), st.floats(0.01, 1e4), st.integers(0, 1000))
+def test_no_error_exceeds_half_a_step_of_its_group(bits: Bits, dim: int, d: int, spread: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(2, 3, 8, 2, d, generator=generator) + torch.randn(d, generator=generator) * 3) * spread
+    again = decode(encode(x, dim, bits), bits, d, torch.float32)
+    step = (x.amax(dim, keepdim=True) - x.amin(dim, keepdim=True)) / LEVELS[bits]
+    assert ((again - x).abs() <= step / 2 * (1 + 1e-4) + 1e-6 * x.abs().amax()).all()
 
 
 def test_codes_are_those_of_the_definition() -> None:

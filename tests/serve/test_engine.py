@@ -1,13 +1,16 @@
 """The engine against a pipeline that answers one by one: same tokens whatever else is going on, and nothing held afterwards."""
 
+import gc
 from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmsdk.answer import Answer
 from mmsdk.compress import compression
-from mmsdk.errors import BudgetError, InputError, ModelError
+from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
@@ -226,3 +229,25 @@ def test_text_comes_as_it_becomes_certain(small: Mini, wanted: list[Answer]) -> 
         pieces += engine.step()
     assert len(pieces) > 3 and "".join(piece.text for piece in pieces) == wanted[4]
     assert [piece.finish is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_ka_15_anything_may_happen_and_the_count_returns_to_the_start(small: Mini, data: st.DataObject) -> None:
+    engine = Engine(Pipeline(small), rows=3, chunk=24, tokens=192)
+    asked, numbers, ended = requests(6, most=12), list[int](), dict[int, MmsdkError | str]()
+    for _ in range(data.draw(st.integers(1, 14))):
+        act = data.draw(st.integers(0, 4))
+        if act <= 1 and len(numbers) < 6:
+            media, words, config = asked[len(numbers)]
+            numbers.append(engine.submit(media, words, config))
+        elif act == 2 and numbers:
+            engine.cancel(numbers[data.draw(st.integers(0, len(numbers) - 1))])
+        else:
+            ended.update({event.number: event.finish for event in engine.step() if event.finish is not None})
+    for number, outcome in engine.drain().items():
+        ended[number] = outcome.finish
+    assert engine.held == 0 and all(finish in ("stop", "length") for finish in ended.values())
+    engine.close()
+    gc.collect()
+    assert engine._pages.blocks.held == 0
