@@ -1,0 +1,87 @@
+"""Engine: many questions together beside one after another, on mini: tokens a second, time to the first, blocks in use and left behind."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmsdk.answer import Answer
+from mmsdk.apps.console import Cell
+from mmsdk.errors import InputError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.pipeline import Pipeline, pipeline
+from mmsdk.serve.engine import Engine
+
+__all__ = ["Serving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """`requests` questions, each about a picture of noise of its own, with answers of at most `tokens` tokens."""
+
+    requests: int = 16
+    tokens: int = 64
+    dtype: str = "auto"
+    quantize: str = "none"
+
+    def __call__(self) -> list[dict[str, Cell]]:
+        """Rows {concurrency, throughput_tok_s, speedup, same, utilisation, leaked_blocks, p95_ttft_ms}.
+
+        Concurrency 0 is the pipeline, one question after another, which the speedup is over; all requests are there from the start, and
+        `same` is how many are answered in the same words. Utilisation is the mean over the steps, of the blocks of those who speak.
+        """
+        if self.requests < 1:
+            raise InputError(f"it is {self.requests}, it must be at least 1", item="requests")
+        pipe = pipeline("image-text-to-text", dtype=self.dtype, quantize=self.quantize)
+        draw = np.random.default_rng(0)
+        pictures = [draw.integers(0, 256, (224, 224, 3), dtype=np.uint8) for _ in range(self.requests)]
+        pipe(pictures[0], _question(0), max_tokens=2)
+        first, answers = self._alone(pipe, pictures)
+        return [first, *(self._together(pipe, pictures, rows, first, answers) for rows in (1, 2, 4, 8))]
+
+    def _alone(self, pipe: Pipeline, pictures: list[np.ndarray]) -> tuple[dict[str, Cell], list[Answer]]:
+        started, firsts, answers = time.perf_counter(), list[float](), list[Answer]()
+        for number, picture in enumerate(pictures):
+            stream = pipe.stream(picture, _question(number), max_tokens=self.tokens)
+            next(stream, None)
+            firsts.append(time.perf_counter() - started)
+            answers.append(stream.answer)
+        seconds = time.perf_counter() - started
+        speed = sum(answer.tokens.generated for answer in answers) / seconds
+        return _row(0, speed, 1.0, self.requests, None, 0, firsts), answers
+
+    def _together(
+        self, pipe: Pipeline, pictures: list[np.ndarray], rows: int, alone: dict[str, Cell], answers: list[Answer]
+    ) -> dict[str, Cell]:
+        engine, config = Engine(pipe, rows=rows), GenerationConfig(max_tokens=self.tokens)
+        started, firsts, used = time.perf_counter(), dict[int, float](), list[float]()
+        numbers = [engine.submit(picture, _question(number), config) for number, picture in enumerate(pictures)]
+        texts, said = dict.fromkeys(numbers, ""), 0
+        while engine.busy:
+            for event in engine.step():
+                firsts.setdefault(event.number, time.perf_counter() - started)
+                texts[event.number] += event.text
+                said += len(event.ids)
+            used.append(engine.utilisation)
+        speed, same = said / (time.perf_counter() - started), sum(map(str.__eq__, texts.values(), map(str, answers)))
+        base = alone["throughput_tok_s"]
+        assert isinstance(base, float)
+        return _row(rows, speed, speed / base, same, sum(used) / len(used), engine.held, list(firsts.values()))
+
+
+def _question(number: int) -> str:
+    return f"Question {number}: describe what can be seen in this picture, and which colours it has."
+
+
+def _row(
+    concurrency: int, speed: float, speedup: float, same: int, used: float | None, leaked: int, firsts: list[float]
+) -> dict[str, Cell]:
+    return {
+        "concurrency": concurrency,
+        "throughput_tok_s": speed,
+        "speedup": speedup,
+        "same": same,
+        "utilisation": used,
+        "leaked_blocks": leaked,
+        "p95_ttft_ms": 1000 * float(np.percentile(firsts, 95)),
+    }
