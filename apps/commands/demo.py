@@ -61,5 +61,5 @@ def _shown(row: Mapping[str, Cell]) -> dict[str, Cell]:
 
 def _row(asked: Asked, answer: Answer, picture: Path) -> dict[str, Cell]:
     times = {stage: round(ms) for stage, ms in dataclasses.asdict(answer.timings).items()}
-    counts = {f"{name}_tokens": count for name, count in dataclasses.asdict(answer.tokens).items() if name != "kept"}
+    counts = {f"{name}_tokens": count for name, count in dataclasses.asdict(answer.tokens).items() if name not in ("kept", "recalled")}
     return {"file": asked.file, "question": asked.question, "answer": str(answer), **counts, **times, "picture": str(picture)}
