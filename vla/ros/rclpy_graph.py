@@ -26,8 +26,6 @@ __all__ = ["TLS", "RclpyGraph", "ros_class"]
 TLS = ssl.OPENSSL_VERSION
 """The OpenSSL that Python's own TLS goes by, loaded before rclpy's."""
 
-_THREADS = 4
-
 
 def ros_class(name: str) -> Any:
     """The class of rclpy's that has a type's name: "sensor_msgs/msg/Image". Raises InputError, naming the package, where it is missing."""
@@ -64,7 +62,8 @@ class RclpyGraph:
             raise InputError(f"is no name of a node: {' '.join(str(error).split())}", item=node) from None
         self._target = rclpy_messages(ros_class)
         self._alone = import_module("rclpy.callback_groups").MutuallyExclusiveCallbackGroup
-        self._executor = import_module("rclpy.executors").MultiThreadedExecutor(_THREADS, context=self._context)
+        # one thread: rclpy's pool waits in Python, takes a whole core, and holds the interpreter that the loop needs
+        self._executor = import_module("rclpy.executors").SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
         self._spinning = Thread(target=self._executor.spin, name="rclpy", daemon=True)
         self._spinning.start()
