@@ -61,7 +61,6 @@ class RclpyGraph:
             self._context.shutdown()
             raise InputError(f"is no name of a node: {' '.join(str(error).split())}", item=node) from None
         self._target = rclpy_messages(ros_class)
-        self._alone = import_module("rclpy.callback_groups").MutuallyExclusiveCallbackGroup
         # one thread: rclpy's pool waits in Python, takes a whole core, and holds the interpreter that the loop needs
         self._executor = import_module("rclpy.executors").SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
@@ -70,7 +69,7 @@ class RclpyGraph:
 
     def subscribe(self, topic: str, ros_type: str, qos: Qos, heard: Heard) -> Callable[[], None]:
         """See `Graph`. A publisher whose policies do not fit is told of in the log, by rclpy itself."""
-        made = self._node.create_subscription(ros_class(ros_type), topic, heard, _profile(qos), callback_group=self._alone())
+        made = self._node.create_subscription(ros_class(ros_type), topic, heard, _profile(qos))
         return lambda: self._node.destroy_subscription(made)
 
     def advertise(self, topic: str, ros_type: str, qos: Qos) -> tuple[Publish, Callable[[], None]]:
@@ -84,7 +83,7 @@ class RclpyGraph:
 
     def serve(self, name: str, ros_type: str, answer: Answer) -> None:
         """See `Graph`."""
-        self._node.create_service(ros_class(ros_type), name, answer, callback_group=self._alone())
+        self._node.create_service(ros_class(ros_type), name, answer)
 
     def declare(self, declared: Sequence[Parameter], parameters: Parameters, changed: Changed) -> None:
         """See `Graph`. What rclpy has declared itself keeps what it was made with."""
