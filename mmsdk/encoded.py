@@ -17,7 +17,7 @@ from mmsdk.vision.intake import Source
 from mmsdk.vision.types import Image, Media, VisualTokens
 from mmsdk.vision.writing import Writing, writing
 
-__all__ = ["Encoded", "Given", "moved"]
+__all__ = ["Encoded", "Given", "frames_of", "moved"]
 
 NOWHERE = Writing(0, 0.0)
 
@@ -27,7 +27,7 @@ class Encoded:
     """The cold copy of one visual input, in the memory of the processor. `model` made it, and no other can read it.
 
     `source` and `notes` are those of the picture or clip; `full` is how many tokens it had, which a stream may hold fewer of; `writing` is
-    what was found of it in a picture.
+    what was found of it in a picture. `size` is its (height, width) in pixels, `frames` how many a clip had, 0 for a picture.
     """
 
     tokens: VisualTokens
@@ -36,12 +36,15 @@ class Encoded:
     model: str
     notes: tuple[str, ...] = ()
     writing: Writing = NOWHERE
+    size: tuple[int, int] = (0, 0)
+    frames: int = 0
 
     @staticmethod
     def of(media: Media, tokens: VisualTokens, model: str) -> "Encoded":
         """What an encoder made of a picture or a clip."""
         found = writing(media.pixels) if isinstance(media, Image) else NOWHERE
-        return Encoded(moved(tokens, torch.device("cpu")), media.source, len(tokens), model, media.notes, found)
+        kept = moved(tokens, torch.device("cpu"))
+        return Encoded(kept, media.source, len(tokens), model, media.notes, found, media.size, frames_of(media))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,6 +52,13 @@ class Encoded:
 
 Given = Source | Encoded
 """What a question may be about: whatever intake reads, or what was encoded before."""
+
+
+def frames_of(item: Media | Encoded) -> int:
+    """How many frames a clip has, encoded or not; 0 for a picture."""
+    if isinstance(item, Encoded):
+        return item.frames
+    return 0 if isinstance(item, Image) else len(item.frames)
 
 
 def moved(tokens: VisualTokens, device: torch.device) -> VisualTokens:

@@ -4,11 +4,15 @@ A `Prompt` holds what the user gave. A model family turns it into a `Layout`: ru
 count and every position in the SDK is read from the layout, so that nothing has to agree with anything else by accident. Text never
 becomes a slot: a placeholder or a special token that a user types is text, and is tokenised as ordinary characters.
 
+Where a family writes something between the parts of one input (the tiles of a picture, its rows, the frames of a clip), the input has
+several slots, each for a stretch of its grid; `resolved` tells how many of the tokens that compression left stand in each.
+
 Letters: s tokens of the whole prompt, n visual tokens of one input, d width.
 """
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -19,7 +23,10 @@ from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.types import Image, Media, Video
 
-__all__ = ["Ids", "Layout", "Prompt", "Segment", "Slot", "Span", "Text"]
+__all__ = ["LAST", "Ids", "Layout", "Learned", "Prompt", "Segment", "Slot", "Span", "Text"]
+
+LAST = sys.maxsize
+"""Where an input ends, however many cells it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +79,29 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of a visual input, by its number in the prompt."""
+    """The place of a visual input, by its number in the prompt; or of a part of it, the cells of its grid from `start` up to `stop`.
+
+    Cells are counted in reading order: time, then rows, then columns. In a resolved layout it is the tokens that are counted.
+    """
 
     media: int
+    start: int = 0
+    stop: int = LAST
 
 
-Span = Ids | Slot
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """A run of vectors that a model has learned for what stands between the parts of an input, such as the end of a row."""
+
+    vectors: Float[Tensor, "n d"]
+
+
+Span = Ids | Slot | Learned
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The prompt as the decoder sees it. `media` is how many visual inputs the prompt has; each has exactly one slot.
+    """The prompt as the decoder sees it. `media` is how many visual inputs the prompt has; the slots of each cover it, in order.
 
     Raises ModelError where a family's layout forgets, doubles or invents a slot.
     """
@@ -91,20 +110,39 @@ class Layout:
     media: int
 
     def __post_init__(self) -> None:
-        slots = [span.media for span in self.spans if isinstance(span, Slot)]
-        if sorted(slots) != list(range(self.media)):
-            raise ModelError(f"the layout has slots for visual inputs {slots}, but the prompt has {self.media} of them, counted from 0")
+        ends: dict[int, int] = {}
+        for slot in self._slots:
+            if slot.start != ends.get(slot.media, 0) or slot.stop < slot.start:
+                raise ModelError(f"the layout has slots for visual input {slot.media} that do not follow one another: {slot}")
+            ends[slot.media] = slot.stop
+        if sorted(ends) != list(range(self.media)) or any(end != LAST for end in ends.values()):
+            raise ModelError(f"the layout has slots for visual inputs {ends}, but the prompt has {self.media} of them, counted from 0")
 
     @property
     def fixed(self) -> int:
         """Tokens that are there whatever the budget: words and separators."""
-        return sum(len(span.ids) for span in self.spans if isinstance(span, Ids))
+        return sum(_size(span) for span in self.spans if not isinstance(span, Slot))
+
+    def resolved(self, cells: Sequence[Int[Tensor, " _"]]) -> "Layout":
+        """The same where slots count tokens: of each input those in `cells` (ascending) are there. What has no parts stays as it is."""
+        parts = {slot.media for slot in self._slots if slot.stop != LAST}
+        if not parts:
+            return self
+        ends = {media: iter(self._ends(media, cells[media])) for media in parts}
+        starts = dict.fromkeys(parts, 0)
+        spans = list[Span]()
+        for span in self.spans:
+            if isinstance(span, Slot) and span.media in parts:
+                span = replace(span, start=starts[span.media], stop=next(ends[span.media]))
+                starts[span.media] = span.stop
+            spans.append(span)
+        return Layout(tuple(spans), self.media)
 
     def lengths(self, counts: Sequence[int]) -> list[int]:
         """Tokens of each span, given the visual tokens of each input."""
         if len(counts) != self.media:
             raise ModelError(f"the layout has {self.media} visual inputs, {len(counts)} came with tokens")
-        return [len(span.ids) if isinstance(span, Ids) else counts[span.media] for span in self.spans]
+        return [min(span.stop, counts[span.media]) - span.start if isinstance(span, Slot) else _size(span) for span in self.spans]
 
     def length(self, counts: Sequence[int]) -> int:
         """Tokens of the whole prompt."""
@@ -120,7 +158,10 @@ class Layout:
         if not places:
             return torch.arange(sum(lengths))
         words = torch.arange(max(lengths, default=0), device=places[0].device)
-        runs = [words[:length] if isinstance(span, Ids) else places[span.media] for span, length in zip(self.spans, lengths, strict=True)]
+        runs = [
+            _within(places[span.media], span) if isinstance(span, Slot) else words[:length]
+            for span, length in zip(self.spans, lengths, strict=True)
+        ]
         return torch.cat([start + run for start, run in zip(accumulate(lengths, initial=0), runs, strict=False)])
 
     def visual(self, counts: Sequence[int]) -> Bool[Tensor, " s"]:
@@ -136,4 +177,29 @@ class Layout:
         runs = [span.ids for span in self.spans if isinstance(span, Ids)]
         ids = torch.tensor([[i for run in runs for i in run]], dtype=torch.int64, device=device)
         words = iter(embed(ids)[0].split([len(run) for run in runs]))
-        return torch.cat([next(words) if isinstance(span, Ids) else visual[span.media] for span in self.spans])
+        return torch.cat([_vectors(span, visual) if not isinstance(span, Ids) else next(words) for span in self.spans])
+
+    @property
+    def _slots(self) -> list[Slot]:
+        return [span for span in self.spans if isinstance(span, Slot)]
+
+    def _ends(self, media: int, cells: Int[Tensor, " _"]) -> list[int]:
+        """How many of these cells lie before the end of each slot of an input; before the last one's, all."""
+        stops = torch.tensor([slot.stop for slot in self._slots if slot.media == media][:-1], dtype=cells.dtype, device=cells.device)
+        return [*torch.searchsorted(cells, stops).tolist(), LAST]
+
+
+def _size(span: Ids | Learned) -> int:
+    return len(span.ids) if isinstance(span, Ids) else len(span.vectors)
+
+
+def _vectors(span: Slot | Learned, visual: Sequence[Float[Tensor, "_ d"]]) -> Float[Tensor, "_ d"]:
+    return span.vectors if isinstance(span, Learned) else visual[span.media][span.start : span.stop]
+
+
+def _within(places: Int[Tensor, " _"], slot: Slot) -> Int[Tensor, " _"]:
+    """The places that lie in a slot, counted from its start."""
+    if slot.start == 0 and slot.stop == LAST:
+        return places
+    start, stop = torch.searchsorted(places, torch.tensor([slot.start, slot.stop], device=places.device)).tolist()
+    return places[start:stop] - slot.start

@@ -83,7 +83,7 @@ class Watch:
         tokens = moved(held[0], torch.device("cpu"))
         full = math.prod(tokens.grid)
         notes = (f"of the {full} tokens of {self._count} frames {len(tokens)} are held",) if len(tokens) < full else ()
-        return Encoded(tokens, "stream", full, self._vlm.name, self._notes + notes)
+        return Encoded(tokens, "stream", full, self._vlm.name, self._notes + notes, size=self._size, frames=self._count)
 
     def _checked(self, frame: Source, seconds: float) -> Image:
         name = f"frame {self._count}"
