@@ -25,7 +25,7 @@ from mmsdk.target import AUTO, Target
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.methods.identity import Identity
-from mmsdk.tokencomp.plan import untouched
+from mmsdk.tokencomp.plan import reading_key, untouched
 from mmsdk.tokencomp.types import Compressed, Compressor, Side, Thinner
 from mmsdk.vision.shorten import Shortener
 from mmsdk.vision.types import VisualTokens
@@ -57,13 +57,14 @@ class Entering:
     """A visual input as it goes into the decoder, and how many of its tokens are left there after each cut.
 
     Positions count `counted` tokens of it, of which those at `places`, ascending, go in: all, unless the step inside the decoder has the
-    others keep their positions.
+    others keep their positions. `cells` are the cells of the grid that the counted ones stand in.
     """
 
     compressed: Compressed
     counts: tuple[int, ...]
     counted: int
     places: Int[Tensor, " m"]
+    cells: Int[Tensor, " c"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +215,8 @@ def _joined(before: Compressed, after: Compressed) -> Compressed:
 
 
 def _whole(item: Compressed) -> Entering:
-    m = len(item.tokens)
-    return Entering(item, (), m, torch.arange(m, device=item.tokens.features.device))
+    m, cells = len(item.tokens), reading_key(item.tokens.positions, item.tokens.grid)
+    return Entering(item, (), m, torch.arange(m, device=cells.device), cells)
 
 
 def _entering(method: Thinner, between: Compressed, entered: Compressed, budget: Budget) -> Entering:
@@ -223,5 +224,6 @@ def _entering(method: Thinner, between: Compressed, entered: Compressed, budget:
     whole = _whole(_joined(between, entered))
     if method.positions == "keep":
         # those that enter are numbered in their order, and all others are -1: the places of the former end up last
-        whole = dataclasses.replace(whole, counted=len(between.tokens), places=assignment.argsort(stable=True)[len(assignment) - m :])
+        places, before = assignment.argsort(stable=True)[len(assignment) - m :], _whole(between)
+        whole = dataclasses.replace(whole, counted=before.counted, places=places, cells=before.cells)
     return dataclasses.replace(whole, counts=method.counts(m, budget))

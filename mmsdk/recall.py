@@ -20,7 +20,8 @@ from mmsdk.encoded import Encoded
 from mmsdk.kv.memory import DenseMemory, Memory, memory_of
 from mmsdk.kv.prefix import Look, Run, Words, chain, digest
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Ids, Layout, Prompt
+from mmsdk.prompt import Ids, Layout, Learned, Prompt, Slot, Span
+from mmsdk.tokencomp.plan import reading_key
 from mmsdk.vision.types import Media, Video, VisualTokens
 
 __all__ = ["Recall", "Sights", "content", "keys_of", "recalling"]
@@ -128,27 +129,33 @@ def keys_of(
     plans: Mapping[int, Compression],
     prompts: Mapping[int, Prompt],
     contents: Mapping[int, Sequence[bytes]],
-    counts: Mapping[int, Sequence[int]],
+    entering: Mapping[int, Sequence[VisualTokens]],
 ) -> list[list[bytes]]:
     """The keys of each row's blocks; none where nothing is remembered, or what a method does cannot be said.
 
-    `contents` and `counts` are of each visual input of a row: what it is, and how many tokens of it go into the decoder.
+    `contents` and `entering` are of each visual input of a row: what it is, and the tokens of it that go into the decoder.
     """
     root = digest(recall.tenant.encode(), vlm.name.encode(), str(vlm.decoder.norm.weight.dtype).encode())
     rows = []
-    for index, count in counts.items():
+    for index, tokens in entering.items():
         plan, prompt = plans[index], prompts[index]
         keyed = recall.memory.page and _tellable(plan)
         looks = [digest(key, *_told(plan, prompt)) for key in contents[index]] if keyed else []
-        rows.append(chain(root, _runs(vlm.layout(prompt), looks, count), recall.memory.page) if keyed else [])
+        rows.append(chain(root, _runs(vlm.layout(prompt), looks, tokens), recall.memory.page) if keyed else [])
     return rows
 
 
-def _runs(layout: Layout, looks: Sequence[bytes], counts: Sequence[int]) -> list[Run]:
-    return [
-        Words(span.ids) if isinstance(span, Ids) else Look(looks[span.media], counts[span.media])
-        for span in layout.spans
-    ]  # fmt: skip
+def _runs(layout: Layout, looks: Sequence[bytes], entering: Sequence[VisualTokens]) -> list[Run]:
+    resolved = layout.resolved([reading_key(tokens.positions, tokens.grid) for tokens in entering])
+    lengths = resolved.lengths([len(tokens) for tokens in entering])
+    return [_run(span, length, looks) for span, length in zip(resolved.spans, lengths, strict=True)]
+
+
+def _run(span: Span, length: int, looks: Sequence[bytes]) -> Run:
+    """What a span says. The vectors between the parts of an input are the model's, and the same wherever their number is."""
+    if isinstance(span, Slot):
+        return Look(digest(looks[span.media], struct.pack("<q", span.start)), length)
+    return Words(span.ids) if isinstance(span, Ids) else Look(digest(Learned.__name__.encode(), _raw(span.vectors)), length)
 
 
 def _tellable(plan: Compression) -> bool:

@@ -32,6 +32,7 @@ from mmsdk.seeing import Entered, Seen, asked, compress, connect, encode, enter,
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.intake import load
+from mmsdk.vision.types import VisualTokens
 from mmsdk.vision.values import shown
 
 __all__ = [
@@ -195,7 +196,8 @@ def lay_out(
             entered, unmet = parted(by_plan(plans, embedded, behind, lambda plan, rows: enter(plan, rows, questions)))
         with clock.stage("prefill"):
             rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts)))
-            keys = keys_of(vlm, recall, plans, prompts, contents, {index: _counts(entered[index]) for index in rows})
+            entering = {index: [item.seen.tokens for item in entered[index]] for index in rows}
+            keys = keys_of(vlm, recall, plans, prompts, contents, entering)
     return LaidOut(rows, {**errors, **missed, **unseen, **unfit, **unmet, **long}, keys, prompts, seen)
 
 
@@ -223,18 +225,21 @@ def assemble(
     """
     rows: dict[int, Row | InputError] = {}
     for index, row in entered.items():
-        layout = vlm.layout(prompts[index])
-        counted = [item.entering.counted for item in row]
+        given = vlm.layout(prompts[index])
+        layout = given.resolved([item.entering.cells for item in row])
+        counted, tokens = [item.entering.counted for item in row], [item.seen.tokens for item in row]
         length = layout.length(counted)
         if length + room > vlm.context:
             rows[index] = _too_long(index, length, sum(counted), room, vlm.context)
             continue
-        spans = _spans(layout, row, cuts)
+        entering = given.resolved([item.entering.cells[item.entering.places] for item in row])
+        spans = _spans(entering, row, cuts)
         kept = sum(span.counts[-1] for span in spans if span.media >= 0)
-        embeddings = layout.embed([item.seen.tokens.features for item in row], vlm.decoder.embed, device_of(vlm))
+        embeddings = entering.embed([one.features for one in tokens], vlm.decoder.embed, device_of(vlm))
         positions = layout.positions(counted, [item.entering.places for item in row])
         sights = tuple(item.seen.sight for item in row)
-        rows[index] = Row(sum(item.seen.full for item in row), kept, sights, embeddings, positions, spans, _deep(layout, row, embeddings))
+        deep = _deep(entering, tokens, embeddings)
+        rows[index] = Row(sum(item.seen.full for item in row), kept, sights, embeddings, positions, spans, deep)
     return rows
 
 
@@ -262,10 +267,6 @@ def _prefilled(
 def _searched(rows: Sequence[Laid], keys: Sequence[Sequence[bytes]], page: int) -> list[Sequence[bytes]]:
     """The keys without that of a block at the very end of a prompt: someone waits for the output of its last token."""
     return [chain[: (len(row.embeddings) - 1) // page] if page else () for row, chain in zip(rows, keys, strict=True)]
-
-
-def _counts(row: Sequence[Entered]) -> list[int]:
-    return [len(item.seen.tokens) for item in row]
 
 
 def _told(row: Row, place: int, run: Thinned, method: str, seconds: float) -> Row:
@@ -314,23 +315,23 @@ def _read(index: int, item: object) -> Prompt | InputError:
 
 
 def _spans(layout: Layout, row: Sequence[Entered], cuts: int) -> tuple[Span, ...]:
-    """The runs of the prompt, in order, with their tokens at first and after each cut."""
+    """The runs of the prompt, in order, with their tokens at first and after each cut; see `mmsdk.decoder.spans` for those of one input."""
+    left = {media: item.entering.counts for media, item in enumerate(row)}
+    lengths = layout.lengths([len(item.seen.tokens) for item in row])
     return tuple(
-        Span(span.media, (len(row[span.media].seen.tokens), *row[span.media].entering.counts))
-        if isinstance(span, Slot)
-        else Span(-1, (len(span.ids),) * (1 + cuts))
-        for span in layout.spans
+        Span(span.media, (length, *left.pop(span.media, (0,) * cuts))) if isinstance(span, Slot) else Span(-1, (length,) * (1 + cuts))
+        for span, length in zip(layout.spans, lengths, strict=True)
     )
 
 
-def _deep(layout: Layout, row: Sequence[Entered], embeddings: Float[Tensor, "s d"]) -> tuple[Float[Tensor, "s d"], ...]:
+def _deep(layout: Layout, tokens: Sequence[VisualTokens], embeddings: Float[Tensor, "s d"]) -> tuple[Float[Tensor, "s d"], ...]:
     """The deep features of all visual inputs where their tokens stand, by layer; an encoder has them for all inputs or for none."""
-
-    def nothing(ids: Int[Tensor, "1 s"]) -> Float[Tensor, "1 s d"]:
-        return embeddings.new_zeros(*ids.shape, embeddings.shape[1])
-
-    by_layer = zip(*(item.seen.tokens.deep for item in row), strict=True)
-    return tuple(layout.embed(features, nothing, embeddings.device) for features in by_layer)
+    order = [span for span in layout.spans if isinstance(span, Slot)]
+    stands = layout.visual([len(one) for one in tokens]).to(embeddings.device)
+    added = tuple(torch.zeros_like(embeddings) for _ in (tokens[0].deep if tokens else ()))
+    for layer, stream in enumerate(added):
+        stream[stands] = torch.cat([tokens[span.media].deep[layer][span.start : span.stop] for span in order]).to(stream.dtype)
+    return added
 
 
 def _too_long(index: int, length: int, visual: int, room: int, context: int) -> InputError:
