@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk.axes import LINE, Axes, Line, Standing, Turns, turned
 from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError, ModelError
-from mmsdk.vision.types import Image, Media, Video
+from mmsdk.vision.types import Image, Media, Video, VisualTokens
 
 __all__ = ["LAST", "Ids", "Layout", "Learned", "Prompt", "Segment", "Slot", "Span", "Text"]
 
@@ -103,11 +104,12 @@ Span = Ids | Slot | Learned
 class Layout:
     """The prompt as the decoder sees it. `media` is how many visual inputs the prompt has; the slots of each cover it, in order.
 
-    Raises ModelError where a family's layout forgets, doubles or invents a slot.
+    `axes` says along what the decoder's heads turn. Raises ModelError where a family's layout forgets, doubles or invents a slot.
     """
 
     spans: tuple[Span, ...]
     media: int
+    axes: Axes = LINE
 
     def __post_init__(self) -> None:
         ends: dict[int, int] = {}
@@ -136,7 +138,7 @@ class Layout:
                 span = replace(span, start=starts[span.media], stop=next(ends[span.media]))
                 starts[span.media] = span.stop
             spans.append(span)
-        return Layout(tuple(spans), self.media)
+        return replace(self, spans=tuple(spans))
 
     def lengths(self, counts: Sequence[int]) -> list[int]:
         """Tokens of each span, given the visual tokens of each input."""
@@ -163,6 +165,27 @@ class Layout:
             for span, length in zip(self.spans, lengths, strict=True)
         ]
         return torch.cat([start + run for start, run in zip(accumulate(lengths, initial=0), runs, strict=False)])
+
+    def turns(
+        self, cells: Sequence[Int[Tensor, " _"]], tokens: Sequence[VisualTokens], places: Sequence[Int[Tensor, " _"]], device: torch.device
+    ) -> tuple[Turns, ...]:
+        """Where everything stands on several axes; nothing where there is one.
+
+        `cells` are those of the tokens that count of each input, which the slots count too, `tokens` and `places` those of them that are
+        there. Steps with words between them have their time in the words.
+        """
+        if isinstance(self.axes, Line):
+            return ()
+        standing = [self.axes.cells(*one) for one in zip(cells, tokens, strict=True)]
+        runs = []
+        for span, length in zip(self.spans, self.lengths([len(at) for at in cells]), strict=True):
+            if isinstance(span, Slot):
+                here = standing[span.media][span.start : span.stop]
+                here = here if _all(span) else torch.cat((torch.zeros_like(here[:, :1]), here[:, 1:]), dim=1)
+                runs.append(Standing(length, (here,), (_within(places[span.media], span),)))
+            else:
+                runs.append(Standing(length))
+        return (turned(runs, device),)
 
     def visual(self, counts: Sequence[int]) -> Bool[Tensor, " s"]:
         """True where a visual token stands."""
@@ -199,7 +222,11 @@ def _vectors(span: Slot | Learned, visual: Sequence[Float[Tensor, "_ d"]]) -> Fl
 
 def _within(places: Int[Tensor, " _"], slot: Slot) -> Int[Tensor, " _"]:
     """The places that lie in a slot, counted from its start."""
-    if slot.start == 0 and slot.stop == LAST:
+    if _all(slot):
         return places
     start, stop = torch.searchsorted(places, torch.tensor([slot.start, slot.stop], device=places.device)).tolist()
     return places[start:stop] - slot.start
+
+
+def _all(slot: Slot) -> bool:
+    return slot.start == 0 and slot.stop == LAST

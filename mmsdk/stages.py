@@ -87,7 +87,8 @@ class Row:
     """One question ready for the decoder: its tokens before (`visual`) and after (`kept`) compression, and the prompt.
 
     `spans` are the runs of words and of visual inputs in the prompt; without any it is all words. `deep` is what the first layers add to
-    the visual tokens, zero at words. `recalled` tokens at its beginning were in the cache already.
+    the visual tokens, zero at words. `recalled` tokens at its beginning were in the cache already. `turns` and `following` are as in
+    `mmsdk.decoder.prefill.Laid`.
     """
 
     visual: int
@@ -98,6 +99,8 @@ class Row:
     spans: tuple[Span, ...] = ()
     deep: tuple[Float[Tensor, "s d"], ...] = ()
     recalled: int = 0
+    turns: tuple[Int[Tensor, "3 s"], ...] = ()
+    following: tuple[Int[Tensor, ""], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,12 @@ def assemble(
         positions = layout.positions(counted, [item.entering.places for item in row])
         sights = tuple(item.seen.sight for item in row)
         deep = _deep(entering, tokens, embeddings)
-        rows[index] = Row(sum(item.seen.full for item in row), kept, sights, embeddings, positions, spans, deep)
+        turns = layout.turns([item.entering.cells for item in row], tokens, [item.entering.places for item in row], embeddings.device)
+        if turns:
+            # places are told by the turns, and positions only count
+            positions = torch.arange(len(embeddings))
+        axes, following = tuple(one.axes for one in turns), tuple(one.following for one in turns)
+        rows[index] = Row(sum(item.seen.full for item in row), kept, sights, embeddings, positions, spans, deep, 0, axes, following)
     return rows
 
 
@@ -253,7 +261,10 @@ def _prefilled(
 ) -> tuple[Context, list[Row]]:
     """The same, dropping tokens at the cuts; the rows then tell which. What the memory knows by the keys of rows is not run again."""
     whole = 1 + len(cuts)
-    laid = [Laid(row.embeddings, row.positions, row.spans or (Span(-1, (len(row.embeddings),) * whole),), row.deep) for row in rows]
+    laid = [
+        Laid(row.embeddings, row.positions, row.spans or (Span(-1, (len(row.embeddings),) * whole),), row.deep, row.turns, row.following)
+        for row in rows
+    ]
     config, first = decoder.config, rows[0].embeddings
     shape = Shape(config.layers, config.kv_heads, config.head_dim, first.dtype, first.device)
     cache, known = memory.begin(shape, capacities(decoder, laid, cuts, room), _searched(laid, keys, memory.page))
@@ -271,13 +282,17 @@ def _searched(rows: Sequence[Laid], keys: Sequence[Sequence[bytes]], page: int) 
 
 def _told(row: Row, place: int, run: Thinned, method: str, seconds: float) -> Row:
     """The row with the tokens that the decoder dropped in its audits, each of which is given its share of the seconds."""
-    entered, left = places(row.spans, 0, run.scores.shape[1]), places(row.spans, -1, run.origin.shape[1])
+    entered, origin = places(row.spans, run.scores.shape[1]), run.origin[place]
     sights = []
     for media, sight in enumerate(row.sights):
-        kept = run.origin[place, left[media]] - entered[media].start
-        assignment = kept.new_full((entered[media].stop - entered[media].start,), -1)
+        columns = entered[media].to(origin.device)
+        number = origin.new_full((run.scores.shape[1],), -1).index_copy(0, columns, torch.arange(len(columns), device=origin.device))
+        # the number of each token that is left, or -1: those of this input, ascending, are the last ones when sorted
+        left = number[origin.clamp_min(0)].masked_fill(origin < 0, -1).sort().values
+        kept = left[len(left) - sum(span.counts[-1] for span in row.spans if span.media == media) :]
+        assignment = kept.new_full((len(columns),), -1)
         assignment[kept] = torch.arange(len(kept), device=kept.device)
-        audit = compose(sight.audit, Audit(method, assignment, run.scores[place, entered[media]], seconds))
+        audit = compose(sight.audit, Audit(method, assignment, run.scores[place, columns], seconds))
         # a method that chose in front of the decoder and inside it is one method
         name = sight.audit.method if sight.audit.method.split("+")[-1] == method else audit.method
         sights.append(dataclasses.replace(sight, audit=dataclasses.replace(audit, method=name)))

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from mmsdk.decoder.mlp import Activation
-from mmsdk.decoder.rope import Scaling, Unscaled
+from mmsdk.decoder.rope import Scaling, Sections, Unscaled
 from mmsdk.errors import ModelError
 
 __all__ = ["DecoderConfig"]
@@ -19,6 +19,7 @@ class DecoderConfig:
     """Sizes and switches. `inner` is the width inside the feed-forward half, `context` the longest sequence the model was made for.
 
     Llama has no switch on, Qwen2 has `qkv_bias`, Qwen3 has `qk_norm`: an RMSNorm over each head of queries and keys, before the rotation.
+    Qwen's vision-language models turn heads along three axes, by `rope_sections`.
     Gemma has the `activation` "gelu_tanh" and multiplies the embeddings of words by `embedding_scale`, the root of its width.
     Raises ModelError for sizes that do not fit together.
     """
@@ -34,6 +35,7 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     rope_scaling: Scaling = field(default_factory=Unscaled)
+    rope_sections: Sections = Sections()
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -53,6 +55,9 @@ class DecoderConfig:
             raise ModelError(f"decoder config: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_dim % 2:
             raise ModelError(f"decoder config: head_dim is {self.head_dim}; rotary positions need an even one")
+        sections = self.rope_sections.counts
+        if sections and (len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != self.head_dim):
+            raise ModelError(f"decoder config: rope_sections {sections} must be three that share the {self.head_dim // 2} pairs of a head")
         for name, lowest in (("norm_eps", 0.0), ("rope_theta", 1.0), ("embedding_scale", 0.0)):
             value = getattr(self, name)
             if not isinstance(value, float) or not math.isfinite(value) or value <= lowest:

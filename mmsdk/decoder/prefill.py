@@ -21,19 +21,27 @@ __all__ = ["Laid", "capacities", "prefill_into", "prefilled", "rest_of"]
 class Laid:
     """A prompt in front of the decoder: its embeddings, their positions, and what stands where, with the counts after each cut.
 
-    `deep` is added to the stream after the first, the second, ... layer.
+    `deep` is added to the stream after the first, the second, ... layer. Where heads turn along several axes, `turns` are the places on
+    them, and the first word behind the prompt stands at `following`; there is one of each, or none.
     """
 
     embeddings: Float[Tensor, "s d"]
     positions: Int[Tensor, " s"]
     spans: tuple[Span, ...]
     deep: tuple[Float[Tensor, "s d"], ...] = ()
+    turns: tuple[Int[Tensor, "3 s"], ...] = ()
+    following: tuple[Int[Tensor, ""], ...] = ()
+
+    def part(self, start: int, stop: int) -> "Laid":
+        """Some of its tokens, of which none is dropped."""
+        here, spans = slice(start, stop), (Span(-1, (min(stop, len(self.embeddings)) - start,)),)
+        deep, turns = tuple(added[here] for added in self.deep), tuple(axes[:, here] for axes in self.turns)
+        return Laid(self.embeddings[here], self.positions[here], spans, deep, turns, self.following)
 
 
 def rest_of(row: Laid, known: int) -> Laid:
     """The row without its first `known` tokens, of which the cache knows already; only where nothing is dropped."""
-    rest = Span(-1, (len(row.embeddings) - known,))
-    return Laid(row.embeddings[known:], row.positions[known:], (rest,), tuple(added[known:] for added in row.deep)) if known else row
+    return row.part(known, len(row.embeddings)) if known else row
 
 
 def capacities(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room: int) -> list[int]:
@@ -58,12 +66,19 @@ def prefill_into(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], ca
     embeddings = first.new_zeros(len(rows), width, config.width)
     deep = [torch.zeros_like(embeddings) for _ in range(max(len(row.deep) for row in rows))]
     positions = torch.full((len(rows), width), -1, dtype=torch.int64, device=first.device)
+    turns = tuple(positions.new_zeros(3, len(rows), width) for _ in rows[0].turns)
     for place, row in enumerate(rows):
-        embeddings[place, width - len(row.embeddings) :] = row.embeddings
-        positions[place, width - len(row.embeddings) :] = row.positions
+        start = width - len(row.embeddings)
+        embeddings[place, start:] = row.embeddings
+        positions[place, start:] = row.positions
         for added, own in zip(deep, row.deep, strict=False):
-            added[place, width - len(own) :] = own
-    return thin(decoder, embeddings, positions, cache, [row.spans for row in rows], cuts, chunk, deep)
+            added[place, start:] = own
+        for axes, own in zip(turns, row.turns, strict=True):
+            axes[:, place, start:] = own
+    run = thin(decoder, embeddings, positions, cache, [row.spans for row in rows], cuts, chunk, deep, turns)
+    if turns:
+        cache.turn(torch.stack([behind for row in rows for behind in row.following]))
+    return run
 
 
 def _widths(rows: Sequence[Laid], cuts: Sequence[Cut]) -> list[int]:

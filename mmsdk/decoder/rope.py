@@ -3,6 +3,9 @@
 Dimension i of a head is paired with dimension i + d/2, the layout of transformers' checkpoints. A scaling turns the base frequencies into
 those that are used, and may multiply the rotated vectors by an `amplitude`. The formulas are the published ones, in float32 like the
 checkpoints' own code, so that long positions agree to the last digit.
+
+With several axes (M-RoPE, Qwen2-VL, arXiv 2409.12191) a token has a position for time, one for its row and one for its column, and each
+frequency follows one of them. Words have the same on all three, so that for them it is the rotation of one axis.
 """
 
 import math
@@ -12,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Divided", "Linear", "Llama3", "Rope", "Rotation", "Scaling", "Unscaled", "Yarn"]
+__all__ = ["Divided", "Linear", "Llama3", "Rope", "Rotation", "Scaling", "Sections", "Unscaled", "Yarn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,26 @@ Scaling = Unscaled | Linear | Divided | Llama3 | Yarn
 
 
 @dataclass(frozen=True, slots=True)
+class Sections:
+    """How many frequencies follow time, row and column; none at all where there is one axis.
+
+    They lie one section after another, or, `interleaved` (Qwen3-VL), by turns: time, row, column, time, ... until a section is used up,
+    and what is left follows time.
+    """
+
+    counts: tuple[int, ...] = ()
+    interleaved: bool = False
+
+    def axes(self) -> Int[Tensor, " f"]:
+        """The axis of each frequency."""
+        if not self.interleaved:
+            return torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
+        frequency = torch.arange(sum(self.counts))
+        turn, axis = frequency // len(self.counts), frequency % len(self.counts)
+        return axis.masked_fill(turn >= torch.tensor(self.counts)[axis], 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Rotation:
     """The rotation of every new token, shared by all heads and layers."""
 
@@ -116,14 +139,20 @@ class Rotation:
 class Rope:
     """Rotations from positions. The frequencies stay float32 when the model around them is cast."""
 
-    def __init__(self, head_dim: int, theta: float, scaling: Scaling) -> None:
+    def __init__(self, head_dim: int, theta: float, scaling: Scaling, sections: Sections = Sections()) -> None:
         base = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
         self._frequencies = scaling(base, theta)
         self._amplitude = scaling.amplitude
+        with torch.device("cpu"):
+            self._axes = sections.axes() if sections.counts else torch.zeros(0, dtype=torch.int64)
 
-    def __call__(self, positions: Int[Tensor, "b s"], dtype: torch.dtype) -> Rotation:
-        """cos and sin of position * frequency; angles are float32, the result `dtype`. Padding (negative positions) turns as it may."""
+    def __call__(self, positions: Int[Tensor, "*c b s"], dtype: torch.dtype) -> Rotation:
+        """cos and sin of position * frequency; angles are float32, the result `dtype`. Padding (negative positions) turns as it may.
+
+        Positions are [b s] where all axes agree, else [3 b s].
+        """
         if self._frequencies.device != positions.device:
-            self._frequencies = self._frequencies.to(positions.device)
-        angles = positions[:, None, :, None].float() * self._frequencies
+            self._frequencies, self._axes = self._frequencies.to(positions.device), self._axes.to(positions.device)
+        along = positions[..., None] if positions.ndim == 2 else positions[self._axes].permute(1, 2, 0)
+        angles = along[:, None].float() * self._frequencies
         return Rotation((angles.cos() * self._amplitude).to(dtype), (angles.sin() * self._amplitude).to(dtype))

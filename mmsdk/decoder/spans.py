@@ -1,7 +1,12 @@
-"""What stands where in a batch of prompts while tokens are dropped: runs of words and of visual inputs, by the host's own arithmetic."""
+"""What stands where in a batch of prompts while tokens are dropped: runs of words and of visual inputs, by the host's own arithmetic.
 
+A clip may stand in several runs, with words between its steps. How many tokens of it are left is known ahead, of which steps is not: after
+a cut its runs hold some tokens or other, as many as all together should, and `Arrangement.holding` tells what stands where.
+"""
+
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -36,6 +41,11 @@ class Arrangement:
     lengths: tuple[tuple[int, ...], ...]
     width: int
 
+    def holding(self, kinds: Int[Tensor, "b s"]) -> "Arrangement":
+        """The same with what really stands where, after a cut."""
+        columns = torch.arange(self.width, device=kinds.device).expand_as(kinds).masked_fill(kinds != 0, -1).sort(dim=1).values
+        return replace(self, kinds=kinds, text=columns[:, self.width - self.text.shape[1] :])
+
 
 def arranged(rows: Sequence[Sequence[Span]], stage: int, device: torch.device) -> Arrangement:
     """Where everything stands after `stage` cuts, each row padded in front to the longest."""
@@ -52,11 +62,14 @@ def arranged(rows: Sequence[Sequence[Span]], stage: int, device: torch.device) -
     return Arrangement(kinds.to(device), stay.to(device), text.to(device), lengths, width)
 
 
-def places(row: Sequence[Span], stage: int, width: int) -> dict[int, slice]:
-    """The columns of each visual input of a row, in a batch `width` tokens wide."""
-    counts = [span.counts[stage] for span in row]
+def places(row: Sequence[Span], width: int) -> dict[int, Int[Tensor, " n"]]:
+    """The columns of each visual input of a row before any cut, in a batch `width` tokens wide."""
+    counts = [span.counts[0] for span in row]
     ends = list(accumulate(counts, initial=width - sum(counts)))
-    return {span.media: slice(start, end) for span, start, end in zip(row, ends[:-1], ends[1:], strict=True) if span.media >= 0}
+    runs: dict[int, list[Tensor]] = defaultdict(list)
+    for span, start, end in zip(row, ends[:-1], ends[1:], strict=True):
+        runs[span.media].append(torch.arange(start, end))
+    return {media: torch.cat(parts) for media, parts in runs.items() if media >= 0}
 
 
 def gathered(x: Float[Tensor, "b s d"], index: Int[Tensor, "b k"]) -> Float[Tensor, "b k d"]:

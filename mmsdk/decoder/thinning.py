@@ -55,7 +55,8 @@ class Thinned:
 class Pause:
     """A decoder between two layers (`mmsdk.tokencomp.types.Between`). `before` is the stream in front of the layer just done.
 
-    `done` and `next` are the layer just done and the one to come, each with the positions of the tokens in it.
+    `done` and `next` are the layer just done and the one to come, each with the positions of the tokens in it; `turns` are as in
+    `Decoder.run`.
     """
 
     decoder: Decoder
@@ -66,22 +67,26 @@ class Pause:
     text: Int[Tensor, "b r"]
     done: tuple[int, Int[Tensor, "b s"]]
     next: tuple[int, Int[Tensor, "b s"]]
+    turns: tuple[Int[Tensor, "3 b s"], ...] = ()
 
     def attention(self, rows: Literal["last", "text"], layer: Literal["done", "next"]) -> Float[Tensor, "b s"]:
         """See `Between`. Of the layer just done the keys are in the cache; those of the next are made here, for its weights alone."""
         stream, (number, positions) = (self.before, self.done) if layer == "done" else (self.hidden, self.next)
         asking = self.text if rows == "text" else self.text[:, -1:]
-        at = positions.gather(1, asking.clamp_min(0)).masked_fill(asking < 0, -1)
-        query, _ = self._projected(gathered(stream, asking), at, number)
+        at = _pick(positions, asking)
+        query, _ = self._projected(gathered(stream, asking), at, number, _picked(self.turns, asking))
         view = self.cache.view(number)
         if layer == "next":
-            _, key = self._projected(stream, positions, number)
+            _, key = self._projected(stream, positions, number, self.turns)
             view = _extended(view, key, positions)
         return received(query, at, view)[:, -stream.shape[1] :]
 
-    def _projected(self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], number: int) -> tuple[Tensor, Tensor]:
+    def _projected(
+        self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], number: int, turns: tuple[Int[Tensor, "3 b s"], ...]
+    ) -> tuple[Tensor, Tensor]:
         layer = cast(Layer, self.decoder.layers[number])
-        query, key, _ = layer.attention.project(layer.norm1(x), self.decoder.rotation(positions, x.dtype))
+        rotation = self.decoder.rotation(turns[0] if turns else positions, x.dtype)
+        query, key, _ = layer.attention.project(layer.norm1(x), rotation)
         return query, key
 
 
@@ -94,11 +99,13 @@ def thin(
     cuts: Sequence[Cut],
     chunk: int = sys.maxsize,
     deep: Sequence[Float[Tensor, "b s d"]] = (),
+    turns: tuple[Int[Tensor, "3 b s"], ...] = (),
 ) -> Thinned:
     """Run prompts through the decoder into `cache`, dropping tokens at the cuts, which ascend.
 
     Rows are padded in front, as `positions` say by -1; `rows` tells what stands in each. Between two cuts at most `chunk` tokens are run at
     one time. Without cuts this is a plain pass. What `deep` holds for the first layers is added after them, to the tokens still there.
+    Where heads turn along three axes, by `turns`, each token keeps its place on them, whatever a cut counts anew.
     """
     # Taken before the first layer goes ahead: later layers may stand elsewhere, when tokens of an earlier pass were dropped.
     runs, standing = decoder.runs(cache), [cache.next(layer) for layer in range(decoder.config.layers)]
@@ -108,7 +115,7 @@ def thin(
         before = x
         for part in (range(max(run.start, layers.start), min(run.stop, layers.stop)) for run in runs):
             if part:
-                x, before = _chunked(decoder, x, placed(own, standing[layers.start], standing[part.start]), cache, part, chunk)
+                x, before = _chunked(decoder, x, placed(own, standing[layers.start], standing[part.start]), turns, cache, part, chunk)
                 x = x + deep[part.start] if part.start < len(deep) else x
         return x, before
 
@@ -120,12 +127,13 @@ def thin(
         later = arranged(rows, stage, x.device)
         if later.lengths != now.lengths:
             began, visual = time.perf_counter(), now.kinds > 0
-            given = cut.by.score(Pause(decoder, cache, x, before, visual, now.text, (cut.layer - 1, done), (cut.layer, own)))
+            given = cut.by.score(Pause(decoder, cache, x, before, visual, now.text, (cut.layer - 1, done), (cut.layer, own), turns))
             told.append(given)
             index = chosen(given.masked_fill(~visual, 0), now, later)
             seconds += time.perf_counter() - began
-            x, own, origin = gathered(x, index), _pick(own, index), _pick(origin, index)
+            x, own, origin, turns = gathered(x, index), _pick(own, index), _pick(origin, index), _picked(turns, index)
             deep = [gathered(added, index) for added in deep]
+            later = later.holding(_pick(now.kinds, index))
         if cut.by.positions == "compact":
             own = _closed_up(own, standing[cut.layer])
         now, start = later, cut.layer
@@ -144,11 +152,18 @@ def chosen(scores: Float[Tensor, "b s"], now: Arrangement, later: Arrangement) -
 
 
 def _chunked(
-    decoder: Decoder, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], cache: KVCache, layers: range, chunk: int
+    decoder: Decoder,
+    x: Float[Tensor, "b s d"],
+    positions: Int[Tensor, "b s"],
+    turns: tuple[Int[Tensor, "3 b s"], ...],
+    cache: KVCache,
+    layers: range,
+    chunk: int,
 ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
     """The stream after these layers and before the last of them, a chunk of tokens through all the layers at a time."""
     step = min(chunk, x.shape[1])
-    parts = [decoder.run(*part, cache, layers) for part in zip(x.split(step, dim=1), positions.split(step, dim=1), strict=True)]
+    cut = zip(x.split(step, dim=1), positions.split(step, dim=1), *(axes.split(step, dim=2) for axes in turns), strict=True)
+    parts = [decoder.run(some, at, cache, layers, turns=tuple(axes)) for some, at, *axes in cut]
     if len(parts) == 1:
         return parts[0]
     return torch.cat([after for after, _ in parts], dim=1), torch.cat([before for _, before in parts], dim=1)
@@ -163,6 +178,11 @@ def _extended(view: LayerView, keys: Float[Tensor, "b g s e"], positions: Int[Te
 
 def _pick(values: Int[Tensor, "b s"], index: Int[Tensor, "b k"]) -> Int[Tensor, "b k"]:
     return values.gather(1, index.clamp_min(0)).masked_fill(index < 0, -1)
+
+
+def _picked(turns: tuple[Int[Tensor, "3 b s"], ...], index: Int[Tensor, "b k"]) -> tuple[Int[Tensor, "3 b k"], ...]:
+    """The positions on all axes of the tokens at these places; those of padding (-1) are any."""
+    return tuple(axes.gather(2, index.clamp_min(0).expand(3, -1, -1)) for axes in turns)
 
 
 def _closed_up(positions: Int[Tensor, "b k"], start: Int[Tensor, " b"]) -> Int[Tensor, "b k"]:

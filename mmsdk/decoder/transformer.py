@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, core) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head: nn.Module = nn.Identity() if config.tied else Linear(config.width, config.vocabulary, bias=False)
-        self._rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, config.rope_sections)
 
     @classmethod
     def of(cls, config: DecoderConfig, state: Mapping[str, Tensor], core: Attention = _DENSE) -> "Decoder":
@@ -126,11 +126,13 @@ class Decoder(nn.Module):
         `positions` are rotary positions counted from 0, -1 for padding; a token sees what the cache holds at its own position and before.
         An explicit `mask` over all t entries (True or 0 where seen, False or -inf where not) takes the place of that rule. What comes
         out at padding has no meaning, but is finite.
+        Where heads turn along several axes, `positions` count tokens and the cache's `shift` tells where words stand on all of the axes.
         Raises InputError for a mask of another size.
         """
         here = cache.position
+        turns = (positions + cache.shift[:, None],) if self.config.rope_sections.counts else ()
         for layers in self.runs(cache):
-            x, _ = self.run(x, placed(positions, here, cache.next(layers.start)), cache, layers, mask)
+            x, _ = self.run(x, placed(positions, here, cache.next(layers.start)), cache, layers, mask, turns)
         out: Tensor = self.norm(x)
         return out
 
@@ -147,19 +149,21 @@ class Decoder(nn.Module):
         cache: KVCache,
         layers: range,
         mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
+        turns: tuple[Int[Tensor, "*c b s"], ...] = (),
     ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
         """Part of a pass: the residual stream after these layers, and before the last of them.
 
-        `positions` are those that the tokens have in these layers, which may count fewer tokens than the first does.
+        `positions` are those that the tokens have in these layers, which may count fewer tokens than the first does. Heads turn by them,
+        unless `turns` holds the positions [3 b s] on each axis, or [b s] on all of them.
         """
         cache.advance(positions, layers)
-        rotation, masks, before = self.rotation(positions, x.dtype), Masks(positions, x.dtype, mask), x
+        rotation, masks, before = self.rotation(turns[0] if turns else positions, x.dtype), Masks(positions, x.dtype, mask), x
         for index in layers:
             before, x = x, self.layers[index](x, rotation, cache, index, masks)
         return x, before
 
-    def rotation(self, positions: Int[Tensor, "b s"], dtype: torch.dtype) -> Rotation:
-        """What turns queries and keys to their positions."""
+    def rotation(self, positions: Int[Tensor, "*c b s"], dtype: torch.dtype) -> Rotation:
+        """What turns queries and keys to their positions, [b s] or, on each of three axes, [3 b s]."""
         return self._rope(positions, dtype)
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:

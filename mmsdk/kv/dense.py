@@ -21,12 +21,15 @@ class DenseCache:
     training).
     """
 
-    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: list[Slots], following: list[Int[Tensor, " b"]]) -> None:
+    def __init__(
+        self, keys: list[Tensor], values: list[Tensor], slots: list[Slots], following: list[Int[Tensor, " b"]], shift: Int[Tensor, " b"]
+    ) -> None:
         self._keys = keys
         self._values = values
         # Layers share one object of each kind as long as they hold the same tokens.
         self._slots = slots
         self._following = following
+        self.shift = shift
         # Whether spare slots may be filled, and whether filled ones may be changed: not what a fork still reads.
         self._extendable = [True] * len(keys)
         self._changeable = [True] * len(keys)
@@ -56,7 +59,8 @@ class DenseCache:
         where = torch.device(device)
         keys, values = ([torch.empty(rows, kv_heads, size, head_dim, dtype=dtype, device=where) for size in capacities] for _ in range(2))
         slots = {size: Slots.empty(rows, size, where) for size in capacities}
-        return cls(keys, values, [slots[size] for size in capacities], [torch.zeros(rows, dtype=torch.long, device=where)] * layers)
+        start = torch.zeros(rows, dtype=torch.long, device=where)
+        return cls(keys, values, [slots[size] for size in capacities], [start] * layers, start)
 
     @property
     def position(self) -> Int[Tensor, " b"]:
@@ -66,6 +70,10 @@ class DenseCache:
     def next(self, layer: int) -> Int[Tensor, " b"]:
         """The next rotary position of each row in this layer."""
         return self._following[layer]
+
+    def turn(self, following: Int[Tensor, " b"]) -> None:
+        """Say where the next word of each row stands on the axes that heads turn along."""
+        self.shift = following - self.position
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +131,8 @@ class DenseCache:
     def fork(self) -> "DenseCache":
         """A continuation that shares what is stored so far; this cache may go on as well, and neither sees the other's tokens."""
         copies = {id(slots): slots.resized(slots.capacity) for slots in self._slots}
-        child = DenseCache(list(self._keys), list(self._values), [copies[id(slots)] for slots in self._slots], list(self._following))
+        slots = [copies[id(slots)] for slots in self._slots]
+        child = DenseCache(list(self._keys), list(self._values), slots, list(self._following), self.shift)
         child._extendable = [False] * len(self._keys)
         child._changeable = [False] * len(self._keys)
         self._changeable = [False] * len(self._keys)
@@ -138,6 +147,7 @@ class DenseCache:
             [block[rows] for block in self._values],
             [copies[id(slots)] for slots in self._slots],
             [following[id(position)] for position in self._following],
+            self.shift[rows],
         )
 
     def _reserve(self, layer: int) -> None:

@@ -30,6 +30,14 @@ class NoCache:
         """The same for every layer."""
         return self._position
 
+    @property
+    def shift(self) -> Int[Tensor, "_"]:
+        """None: a pass along several axes is given the places on all of them."""
+        return self._position.new_zeros(1)
+
+    def turn(self, following: Int[Tensor, " b"]) -> None:
+        """Nothing comes after the last pass."""
+
     def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
         """Begin a pass, or the part of it that these layers see; nothing of an earlier one is left. A position of -1 marks padding."""
         self._positions, self._valid = positions, positions >= 0

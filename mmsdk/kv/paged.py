@@ -25,9 +25,10 @@ __all__ = ["PagedCache"]
 class PagedCache:
     """See `mmsdk.kv.types.KVCache`. Layers that hold the same tokens share one sheet; sheets lie over the layers in order."""
 
-    def __init__(self, store: Store, sheets: Sequence[Sheet]) -> None:
+    def __init__(self, store: Store, sheets: Sequence[Sheet], shift: Int[Tensor, " b"]) -> None:
         self._store = store
         self._sheets = list(sheets)
+        self.shift = shift
 
     @classmethod
     def empty(cls, store: Store, rows: int) -> "PagedCache":
@@ -43,7 +44,7 @@ class PagedCache:
         lengths = torch.tensor([row.length for row in rows], device=device)
         slots = Slots.empty(len(rows), max(store.page, most), device)
         slots.fill((torch.arange(most, device=device) - (most - lengths)[:, None]).clamp_min(-1), len({row.length for row in rows}) == 1)
-        return cls(store, [Sheet(store, range(store.layers), slots, lengths, rows)])
+        return cls(store, [Sheet(store, range(store.layers), slots, lengths, rows)], torch.zeros_like(lengths))
 
     @property
     def position(self) -> Int[Tensor, " b"]:
@@ -53,6 +54,10 @@ class PagedCache:
     def next(self, layer: int) -> Int[Tensor, " b"]:
         """The next rotary position of each row in this layer."""
         return self._sheet(layer).following
+
+    def turn(self, following: Int[Tensor, " b"]) -> None:
+        """Say where the next word of each row stands on the axes that heads turn along."""
+        self.shift = following - self.position
 
     @property
     def nbytes(self) -> int:
@@ -132,12 +137,12 @@ class PagedCache:
 
     def fork(self) -> "PagedCache":
         """A continuation that shares the blocks stored so far; this cache may go on as well, and neither sees the other's tokens."""
-        return PagedCache(self._store, [sheet.fork(sheet.layers) for sheet in self._sheets])
+        return PagedCache(self._store, [sheet.fork(sheet.layers) for sheet in self._sheets], self.shift)
 
     def select(self, rows: Int[Tensor, " r"]) -> "PagedCache":
         """These rows, which share their blocks with this cache."""
         following = {id(sheet.following): sheet.following[rows] for sheet in self._sheets}
-        return PagedCache(self._store, [sheet.select(rows, following[id(sheet.following)]) for sheet in self._sheets])
+        return PagedCache(self._store, [sheet.select(rows, following[id(sheet.following)]) for sheet in self._sheets], self.shift[rows])
 
     @staticmethod
     def joined(caches: Sequence["PagedCache"]) -> "PagedCache":
@@ -160,7 +165,7 @@ class PagedCache:
             rows = [row.copy(first._store.page) for member in members for row in member.rows]
             sheets.append(Sheet.sharing(first._store, layers, slots, following[agreeing], rows))
             sheets[-1].ascending = all(member.ascending for member in members)
-        return PagedCache(first._store, sheets)
+        return PagedCache(first._store, sheets, torch.cat([cache.shift for cache in caches]))
 
     def release(self) -> None:
         """Give all blocks back now, and hold no row any more; a cache that dies does so by itself."""

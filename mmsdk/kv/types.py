@@ -77,6 +77,18 @@ class KVCache(Protocol):
         """
         ...
 
+    @property
+    def shift(self) -> Int[Tensor, "_"]:
+        """How far behind `position`, which counts tokens, the next word of each row stands on the axes that heads turn along.
+
+        0 but for heads that turn along several (M-RoPE): there a picture of many tokens is only as long as its longer side.
+        """
+        ...
+
+    def turn(self, following: Int[Tensor, " b"]) -> None:
+        """Say where on these axes the next word of each row stands; `shift` holds until it is said anew."""
+        ...
+
     def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
         """Make room for s new tokens in these layers (or all), once per pass and before its appends. A position of -1 marks padding."""
         ...

@@ -91,9 +91,7 @@ class Reading:
 
     def next(self, count: int) -> Laid:
         """The next so many of them."""
-        part = slice(self.done, self.done + count)
-        embeddings = self.laid.embeddings[part]
-        return Laid(embeddings, self.laid.positions[part], (Span(-1, (len(embeddings),)),), tuple(deep[part] for deep in self.laid.deep))
+        return self.laid.part(self.done, self.done + count)
 
 
 def laid_with(decoder: Decoder, row: Row, said: Sequence[int]) -> Laid:
@@ -102,4 +100,9 @@ def laid_with(decoder: Decoder, row: Row, said: Sequence[int]) -> Laid:
     embeddings = torch.cat([row.embeddings, words])
     behind = row.positions[-1] + 1 + torch.arange(len(said), device=row.positions.device)
     deep = tuple(torch.cat([added, torch.zeros_like(words)]) for added in row.deep)
-    return Laid(embeddings, torch.cat([row.positions, behind]), (Span(-1, (len(embeddings),)),), deep)
+    turns = tuple(
+        torch.cat([axes, (start + torch.arange(len(said), device=start.device)).expand(3, -1)], dim=1)
+        for axes, start in zip(row.turns, row.following, strict=True)
+    )
+    following = tuple(start + len(said) for start in row.following)
+    return Laid(embeddings, torch.cat([row.positions, behind]), (Span(-1, (len(embeddings),)),), deep, turns, following)

@@ -21,6 +21,7 @@ class Branch:
         self._base = base
         self._layers = layers
         self._position = base.position
+        self.shift = base.shift
         self._new: Int[Tensor, "b s"] = base.position[:, None][:, :0]
         self._after: dict[int, Int[Tensor, " b"]] = {}
         self._views: dict[int, LayerView] = {}
@@ -33,6 +34,10 @@ class Branch:
     def next(self, layer: int) -> Int[Tensor, " b"]:
         """The next rotary position of each row in this layer."""
         return self._after[layer] if layer in self._after else self._base.next(layer)
+
+    def turn(self, following: Int[Tensor, " b"]) -> None:
+        """Say where the next word of each row stands on the axes that heads turn along."""
+        self.shift = following - self.position
 
     def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
         """Announce new tokens of these layers (or all). A position of -1 marks padding."""

@@ -52,6 +52,15 @@ class ReadCache:
         """The same for every layer."""
         return self._place
 
+    @property
+    def shift(self) -> Int[Tensor, " b"]:
+        """None: entries stand one after another."""
+        return torch.zeros_like(self._place)
+
+    def turn(self, following: Int[Tensor, " b"]) -> None:
+        """Raises InputError: a view is only read."""
+        raise InputError("it is only read; go on behind it with a Branch", item="ReadCache")
+
     def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
         """Raises InputError: a view is only read."""
         raise InputError("it is only read; go on behind it with a Branch", item="ReadCache")
