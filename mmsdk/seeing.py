@@ -54,16 +54,15 @@ class Entered:
 def encode(vlm: VLM, prompts: Mapping[int, Prompt], compression: Compression = Compression()) -> dict[int, list[Seen] | MmsdkError]:
     """Visual tokens of each row's media; all media of the batch go through the encoder together, but for what was encoded before.
 
-    A budget that the step inside the encoder cannot meet is that row's error. Raises ModelError where the encoder takes no such step.
+    A budget that the step inside the encoder cannot meet is that row's error, and so is an input that the encoder cannot see. Raises
+    ModelError where the encoder takes no such step.
     """
     if compression.inside_encoder:
         return _encode_shortened(vlm, prompts, compression.inside_encoder[0])
-    tokens = iter(vlm.encoder([item for prompt in prompts.values() for item in prompt.media if not isinstance(item, Encoded)]))
-    rows = {
-        index: [item if isinstance(item, Encoded) else _seen(item, next(tokens)) for item in prompt.media]
-        for index, prompt in prompts.items()
-    }
-    return {index: _recalled(vlm, index, row) for index, row in rows.items()}
+    fresh = {index: [item for item in prompt.media if not isinstance(item, Encoded)] for index, prompt in prompts.items()}
+    seen, unseen = parted(_encoded(vlm, fresh))
+    rows = {index: [item if isinstance(item, Encoded) else seen[index].pop(0) for item in prompts[index].media] for index in seen}
+    return {**{index: _recalled(vlm, index, row) for index, row in rows.items()}, **unseen}
 
 
 def compress(compression: Compression, seen: Mapping[int, Sequence[Seen]]) -> dict[int, list[Seen] | MmsdkError]:
@@ -112,6 +111,22 @@ def parted(results: Mapping[int, Good | MmsdkError]) -> tuple[dict[int, Good], d
     """What went well and what did not."""
     good = {index: result for index, result in results.items() if not isinstance(result, MmsdkError)}
     return good, {index: result for index, result in results.items() if isinstance(result, MmsdkError)}
+
+
+def _encoded(vlm: VLM, media: Mapping[int, Sequence[Media]]) -> dict[int, list[Seen] | MmsdkError]:
+    """What the encoder makes of each row's media, in one pass; row by row where that fails, to tell which it is."""
+    try:
+        tokens = iter(vlm.encoder([item for row in media.values() for item in row]))
+    except InputError:
+        return {index: _encoded_alone(vlm, index, row) for index, row in media.items()}
+    return {index: [_seen(item, next(tokens)) for item in row] for index, row in media.items()}
+
+
+def _encoded_alone(vlm: VLM, index: int, row: Sequence[Media]) -> list[Seen] | MmsdkError:
+    try:
+        return [_seen(*one) for one in zip(row, vlm.encoder(row), strict=True)]
+    except InputError as error:
+        return error.at(index)
 
 
 def _encode_shortened(vlm: VLM, prompts: Mapping[int, Prompt], step: Step[Shortener]) -> dict[int, list[Seen] | MmsdkError]:

@@ -4,42 +4,64 @@ What looks like a special token in a text (`<|im_end|>`, `<image>`) is tokenised
 a new role or take the place of a picture. Real special tokens are placed by their id, which `special` looks up.
 """
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tokenizers import Tokenizer as Backend
 
 from mmsdk.errors import ModelError
 
-__all__ = ["TextTokenizer"]
+__all__ = ["Special", "TextTokenizer"]
+
+
+_FIRST = '"prepend_scheme":"first"'
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A special token: its id, and whether it takes the white space on its left or right with it."""
+
+    id: int
+    left: bool = False
+    right: bool = False
 
 
 class TextTokenizer:
     """Ids of ordinary text, and text of ids. Built on a copy: what the given backend is set to later makes no difference.
 
     `markers` are further contents that a text must never turn into one token, for vocabularies that do not flag their image
-    placeholder as special.
+    placeholder as special. `specials` are all of them by content; `opening` and `closing` are the ids that the vocabulary asks to be put
+    around a text.
     """
 
-    __slots__ = ("_backend", "_contents", "_ids")
+    __slots__ = ("_backend", "_contents", "_ids", "_midway", "closing", "opening", "specials")
 
     def __init__(self, backend: Backend, markers: Sequence[str] = ()) -> None:
-        self._backend = Backend.from_str(backend.to_str())
-        self._backend.encode_special_tokens = True
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        special = {token.content: id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special}
-        guarded = special | {marker: self.special(marker) for marker in markers}
-        self._contents = tuple(guarded)
-        self._ids = frozenset(guarded.values())
+        state = backend.to_str()
+        self._backend = _plain(state)
+        self._midway = _plain(_going_on(state)) if _FIRST in state else self._backend
+        added = self._backend.get_added_tokens_decoder()
+        flagged = {token.content: Special(id_, token.lstrip, token.rstrip) for id_, token in added.items() if token.special}
+        self.specials = {marker: Special(self.special(marker)) for marker in markers} | flagged
+        self._contents = tuple(self.specials)
+        self._ids = frozenset(special.id for special in self.specials.values())
+        self.opening, self.closing = self._around()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of ordinary text; nothing is added, and nothing in it is read as a special token."""
-        ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        """Ids of ordinary text; nothing is added, and nothing in it is read as a special token.
+
+        `begins` says that nothing comes before: some vocabularies put a space before the first word of all, and before no other.
+        """
+        backend = self._backend if begins else self._midway
+        ids = list(backend.encode(text, add_special_tokens=False).ids)
         if self._ids.isdisjoint(ids):
             return ids
         # Some vocabularies reach a special token by ordinary merges, or hold it unflagged: break it up where it stands.
-        return [token for part in self._broken(text) for token in self._backend.encode(part, add_special_tokens=False).ids]
+        first, *others = self._broken(text)
+        parts = [(backend, first), *((self._midway, part) for part in others)]
+        return [token for backend, part in parts for token in backend.encode(part, add_special_tokens=False).ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out, spaces as they are."""
@@ -58,10 +80,37 @@ class TextTokenizer:
         if last >= rows:
             raise ModelError(f"{where} has {rows} rows, but the ids of its tokenizer go up to {last}")
 
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What is put before and behind a text, seen at a letter."""
+        plain, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
+        size = len(plain)
+        starts = [start for start in range(len(whole) - size + 1) if whole[start : start + size] == plain]
+        start = starts[0] if starts and size else len(whole)
+        return tuple(whole[:start]), tuple(whole[start + size :])
+
     def _broken(self, text: str) -> list[str]:
         starts = {place for content in self._contents if len(content) > 1 for place in _places(text, content)}
         cuts = [0, *sorted(start + 1 for start in starts), len(text)]
         return [text[start:end] for start, end in pairwise(cuts)]
+
+
+def _plain(state: str) -> Backend:
+    """A backend that reads nothing as special and neither cuts nor pads."""
+    backend = Backend.from_str(state)
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _going_on(state: str) -> str:
+    """The same vocabulary for text that something stands before: without the space that the very first word is given."""
+    values = json.loads(state)
+    outer = values["pre_tokenizer"] or {}
+    for part in outer.get("pretokenizers", [outer]):
+        if part.get("prepend_scheme") == "first":
+            part["prepend_scheme"] = "never"
+    return json.dumps(values)
 
 
 def _places(text: str, content: str) -> Iterator[int]:

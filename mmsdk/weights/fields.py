@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -48,6 +48,23 @@ class Fields:
             raise self.wrong(name, "a text")
         return value
 
+    def reals(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """Finite numbers, one for each channel for example. Raises ModelError where there are none."""
+        return tuple(self._member(name, value).real(name) for value in self._listed(name, default))
+
+    def wholes(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Whole numbers; one that stands alone is a list of one. Raises ModelError where there are none."""
+        if isinstance(self.values.get(name), int):
+            return (self.whole(name),)
+        return tuple(self._member(name, value).whole(name) for value in self._listed(name, default))
+
+    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Pairs of whole numbers, such as heights and widths. Raises ModelError where there are none."""
+        pairs = [self._member(name, value).wholes(name) for value in self._listed(name, ())]
+        if any(len(pair) != 2 for pair in pairs):
+            raise self.wrong(name, "a list of pairs")
+        return tuple((pair[0], pair[1]) for pair in pairs)
+
     def group(self, name: str) -> "Fields":
         """Settings within a setting; none where it is absent. Raises ModelError where it is something else."""
         value = self._value(name, {})
@@ -62,6 +79,16 @@ class Fields:
     def wrong(self, name: str, wanted: str) -> ModelError:
         """The error for a setting that is not what it should be."""
         return ModelError(f"{self.where}: {name} is {self.values.get(name)!r}, it must be {wanted}")
+
+    def _listed(self, name: str, default: Sequence[object]) -> Sequence[object]:
+        value = self._value(name, default)
+        if not isinstance(value, list | tuple):
+            raise self.wrong(name, "a list")
+        return value
+
+    def _member(self, name: str, value: object) -> "Fields":
+        """One of a list, to be read as a setting by itself."""
+        return Fields(self.where, {name: value})
 
     def _value(self, name: str, default: object) -> object:
         found = self.values.get(name)

@@ -3,8 +3,10 @@
 A checkpoint that exists only as pickle (`.bin`, `.pt`) is refused: opening one runs whatever code is in it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import safetensors
@@ -16,32 +18,76 @@ from mmsdk.weights.fields import read_fields
 __all__ = ["Checkpoint", "open_checkpoint"]
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MOST_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a folder by name, each with the open file that holds it."""
+    """The tensors of a folder by name, each with the open file that holds it; `stored` are the files' own names where they differ."""
 
     folder: Path
     files: Mapping[str, safetensors.safe_open]
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Rows first. Raises ModelError where there is no such tensor."""
-        return tuple(self._file(name).get_slice(name).get_shape())
+        return tuple(self._file(name).get_slice(self.told(name)).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor as it is stored, mapped from the file. Raises ModelError where there is none, or its values are no floats."""
+        try:
+            tensor: Tensor = self._file(name).get_tensor(self.told(name))
+        except safetensors.SafetensorError as error:
+            raise WeightsError(f"{self.folder}: the tensor {self.told(name)!r} cannot be read: {error}") from error
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
+            told = f"the tensor {self.told(name)!r} is stored as {tensor.dtype}"
+            raise ModelError(f"{self.folder}: {told}; quantised checkpoints are not supported")
+        return tensor
 
     def read(self, name: str, out: Tensor) -> None:
-        """Write the tensor's values to `out`, which has its shape, in the dtype of `out`. Raises ModelError where they are no floats."""
-        try:
-            tensor = self._file(name).get_tensor(name)
-        except safetensors.SafetensorError as error:
-            raise WeightsError(f"{self.folder}: the tensor {name!r} cannot be read: {error}") from error
-        if not tensor.is_floating_point() or tensor.itemsize < 2:
-            raise ModelError(f"{self.folder}: the tensor {name!r} is stored as {tensor.dtype}; quantised checkpoints are not supported")
-        out.copy_(tensor)
+        """Write the tensor's values to `out`, which has its shape, in the dtype of `out`. Raises as `tensor` does."""
+        out.copy_(self.tensor(name))
+
+    def told(self, name: str) -> str:
+        """What the file calls a tensor."""
+        return self.stored.get(name, name)
+
+    def renamed(self, rules: Sequence[tuple[str, str]]) -> "Checkpoint":
+        """The same tensors under other names, by regular expressions and what takes their place, one rule after another.
+
+        Raises ModelError where two come to have one name.
+        """
+        names = {name: _by(rules, name) for name in self.files}
+        new = {names[name]: file for name, file in self.files.items()}
+        if len(new) < len(names):
+            twice = sorted({told for told in names.values() if list(names.values()).count(told) > 1})
+            raise ModelError(f"{self.folder} holds the tensor {twice[0]!r} twice, under two of its names")
+        return replace(self, files=new, stored={new: self.told(old) for old, new in names.items()})
+
+    def under(self, prefix: str, becomes: str = "") -> "Checkpoint":
+        """Only the tensors whose names begin so; something else stands there instead."""
+        names = {name: becomes + name.removeprefix(prefix) for name in self.files if name.startswith(prefix)}
+        files = {new: self.files[old] for old, new in names.items()}
+        return replace(self, files=files, stored={new: self.told(old) for old, new in names.items()})
+
+    def only(self, *prefixes: str) -> None:
+        """Raises ModelError, naming them, where tensors begin in another way: a family that does not know them cannot run them."""
+        unknown = [self.told(name) for name in self.files if not name.startswith(prefixes)]
+        if unknown:
+            raise ModelError(f"{self.folder} holds a tensor {_list(unknown)} that no part of this family has a use for")
+
+    def fit(self, wanted: AbstractSet[str], part: str, spare: str = "") -> None:
+        """Raises ModelError, naming them, where tensors of `part` are missing, or left over and not of the pattern `spare`."""
+        missing = wanted - self.files.keys()
+        if missing:
+            raise ModelError(f"{self.folder} lacks the tensor {_list(sorted(map(self.told, missing)))}")
+        unknown = [self.told(name) for name in self.files.keys() - wanted if not re.fullmatch(spare, name)]
+        if unknown:
+            raise ModelError(f"{self.folder} holds a tensor {_list(sorted(unknown))} that {part} has no use for")
 
     def _file(self, name: str) -> safetensors.safe_open:
         if name not in self.files:
-            raise ModelError(f"{self.folder} lacks the tensor {name!r}")
+            raise ModelError(f"{self.folder} lacks the tensor {self.told(name)!r}")
         return self.files[name]
 
 
@@ -53,6 +99,18 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise WeightsError(f"{folder} has no {_SINGLE} and no {_INDEX}{_pickles(folder)}")
     file = _opened(folder / _SINGLE)
     return Checkpoint(folder, dict.fromkeys(file.keys(), file))
+
+
+def _by(rules: Sequence[tuple[str, str]], name: str) -> str:
+    for pattern, becomes in rules:
+        name = re.sub(pattern, becomes, name)
+    return name
+
+
+def _list(names: Sequence[str]) -> str:
+    """Names for a message, the first of many."""
+    shown, more = ", ".join(map(repr, names[:_MOST_NAMED])), len(names) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _sharded(folder: Path) -> Checkpoint:

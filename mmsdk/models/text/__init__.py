@@ -5,24 +5,25 @@
 One file per family, named as `config.json` names its `model_type`.
 """
 
+import re
 from pathlib import Path
 from typing import Protocol, cast
 
 import torch
-from tokenizers import Tokenizer as Backend
 
 from mmsdk import plugins
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import ModelError, WeightsError
+from mmsdk.errors import ModelError
 from mmsdk.quant.types import Quantize
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.fields import Fields, read_fields
+from mmsdk.weights.folder import Folder
 from mmsdk.weights.names import HUGGINGFACE, used
 from mmsdk.weights.quantised import gguf_decoder, put_together
-from mmsdk.weights.safetensors import open_checkpoint
+from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
-__all__ = ["load_decoder", "read_config", "read_decoder", "read_tokenizer"]
+__all__ = ["decoder_of", "load_decoder", "nested_decoder", "read_config", "read_decoder"]
 
 PACKAGE = "mmsdk.models.text"
 
@@ -42,7 +43,8 @@ def load_decoder(path: Path, dtype: torch.dtype, quantize: Quantize = "none") ->
     Raises WeightsError for files that are missing or damaged, ModelError for a model that cannot be run.
     """
     if path.is_dir():
-        decoder, tokenizer = read_decoder(path, dtype, quantize), read_tokenizer(path)
+        folder = Folder.of(path)
+        decoder, tokenizer = decoder_of(folder.config, folder.checkpoint, dtype, quantize), folder.tokenizer()
         tokenizer.fit(decoder.config.vocabulary, f"{path}: the tensor {HUGGINGFACE.embedding!r}")
         return decoder, tokenizer
     return gguf_decoder(path, dtype, quantize)
@@ -57,25 +59,33 @@ def read_config(fields: Fields) -> DecoderConfig:
     return cast(Family, plugins.find(PACKAGE, kind)).decoder_config(fields)
 
 
-def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
-    """The decoder of a folder. Raises as `load_decoder` does, also for tensors that are left over."""
-    config, checkpoint = read_config(read_fields(folder / "config.json")), open_checkpoint(folder)
-    spare = {HUGGINGFACE.head} if config.tied else set()
-    unknown = sorted(name for name in checkpoint.files.keys() - used(HUGGINGFACE, config) - spare if not name.endswith(".inv_freq"))
-    if unknown:
-        raise ModelError(f"{folder} holds a tensor {unknown[0]!r} that the decoder of its config has no use for")
+def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
+    """The decoder of settings and of tensors that are named as a text model alone names them ("model.layers...", "lm_head.weight").
+
+    Raises ModelError for a family or a setting that is not supported, and for tensors, all of them named, that are missing or left over.
+    """
+    config = read_config(fields)
+    head = f"|{re.escape(HUGGINGFACE.head)}" if config.tied else ""
+    checkpoint.fit(used(HUGGINGFACE, config), "the decoder of its config", rf".*\.inv_freq{head}")
     return put_together(HUGGINGFACE, config, checkpoint, dtype, quantize)
 
 
-def read_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer of a folder. Raises WeightsError where `tokenizer.json` is missing or damaged."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise WeightsError(f"{folder} has no tokenizer.json")
-    try:
-        return TextTokenizer(Backend.from_file(str(path)))
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise WeightsError(f"{path} is damaged: {error}") from error
+def nested_decoder(folder: Folder, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
+    """The decoder within a larger model, by the `text_config` of its settings; its tensors are named as in `decoder_of`.
+
+    Checkpoints say in several places, and not always truly, whether the head is tied to the embedding: it is where none is stored, unless
+    all of them deny it.
+    """
+    text, stated = folder.config.group("text_config"), "tie_word_embeddings"
+    told = [one.flag(stated) for one in (text, folder.config) if one.has(stated)]
+    tied = HUGGINGFACE.head not in checkpoint.files and (any(told) or not told)
+    values = {"model_type": "llama", **text.values, stated: tied}
+    return decoder_of(Fields(text.where, values), checkpoint, dtype, quantize)
+
+
+def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
+    """The decoder of a folder. Raises as `load_decoder` does, also for tensors that are left over."""
+    return decoder_of(read_fields(folder / "config.json"), open_checkpoint(folder), dtype, quantize)
 
 
 def _refuse(fields: Fields) -> None:

@@ -1,0 +1,123 @@
+"""A checkpoint's folder in the Hugging Face layout, in the present one or that of earlier years.
+
+| what | read from, the first that is there |
+| --- | --- |
+| settings | `config.json` |
+| tensors | `model.safetensors`, or shards and their index |
+| words | `tokenizer.json`, and names of special tokens in `tokenizer_config.json` |
+| pictures | `image_processor` of `processor_config.json`, `preprocessor_config.json` |
+| clips | `video_processor` of `processor_config.json`, `video_preprocessor_config.json`, as pictures |
+| chat template | `chat_template.jinja`, `chat_template.json`, `processor_config.json`, `tokenizer_config.json` |
+| ends of an answer | `eos_token_id` of `generation_config.json`, of `config.json`, of its `text_config` |
+
+Nothing of it is run but the template, in a sandbox (`mmsdk.template`); `auto_map` and other references to code are not looked at.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from tokenizers import Tokenizer as Backend
+
+from mmsdk.errors import ModelError, WeightsError
+from mmsdk.tokenizer import TextTokenizer
+from mmsdk.weights.fields import Fields, read_fields
+from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
+
+__all__ = ["Folder"]
+
+_PROCESSOR, _WORDS = "processor_config.json", "tokenizer_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The settings and tensors of one checkpoint; everything else is read when it is asked for."""
+
+    path: Path
+    config: Fields
+    checkpoint: Checkpoint
+
+    @staticmethod
+    def of(path: Path) -> "Folder":
+        """Open it. Raises WeightsError for files that are missing or damaged, ModelError for settings that are none."""
+        return Folder(path, read_fields(path / "config.json"), open_checkpoint(path))
+
+    @property
+    def processor(self) -> Fields:
+        """Settings of what joins pictures and words."""
+        return self._settings(_PROCESSOR)
+
+    @property
+    def pictures(self) -> Fields:
+        """Settings by which pictures are prepared."""
+        nested = self.processor.group("image_processor")
+        return nested if nested.values else self._settings("preprocessor_config.json")
+
+    @property
+    def clips(self) -> Fields:
+        """Settings by which the frames of clips are prepared; those of pictures where there are none."""
+        nested = self.processor.group("video_processor")
+        own = nested if nested.values else self._settings("video_preprocessor_config.json")
+        return own if own.values else self.pictures
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Special tokens by what a template calls them: `bos_token`, `eos_token`, ..."""
+        settings = {**self._settings("special_tokens_map.json").values, **self._settings(_WORDS).values}
+        named = {key: _content(value) for key, value in settings.items() if key.endswith("_token")}
+        return {key: value for key, value in named.items() if value}
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end an answer. Raises ModelError where the checkpoint names none."""
+        for settings in (self._settings("generation_config.json"), self.config, self.config.group("text_config")):
+            if settings.has("eos_token_id"):
+                return frozenset(settings.wholes("eos_token_id"))
+        raise ModelError(f"{self.path} does not say which token ends an answer (eos_token_id in generation_config.json)")
+
+    @property
+    def template(self) -> str:
+        """The chat template; "" where the checkpoint has none."""
+        path = self.path / "chat_template.jinja"
+        if path.is_file():
+            try:
+                return path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise WeightsError(f"{path} cannot be read: {error}") from error
+        settings = [self._settings("chat_template.json"), self.processor, self._settings(_WORDS)]
+        found = [_default(one.values.get("chat_template")) for one in settings]
+        return next((source for source in found if source), "")
+
+    def tokenizer(self, markers: Sequence[str] = ()) -> TextTokenizer:
+        """The tokenizer; `markers` are contents that a text must never turn into one token. Raises WeightsError where there is none."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file():
+            raise WeightsError(f"{self.path} has no tokenizer.json")
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise WeightsError(f"{path} is damaged: {error}") from error
+        return TextTokenizer(backend, markers)
+
+    def _settings(self, name: str) -> Fields:
+        """A file of settings, none where it is not there."""
+        path = self.path / name
+        return read_fields(path) if path.is_file() else Fields(str(path), {})
+
+
+def _content(token: object) -> str:
+    """A special token as it is written: a text, or a group that holds it."""
+    if isinstance(token, Mapping):
+        token = cast(Mapping[str, object], token).get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _default(templates: object) -> str:
+    """One template, or of several that have names the one for conversations."""
+    if isinstance(templates, list):
+        named = {one.get("name"): one.get("template") for one in templates if isinstance(one, dict)}
+        templates = named.get("default")
+    elif isinstance(templates, dict):
+        templates = templates.get("default")
+    return templates if isinstance(templates, str) else ""
