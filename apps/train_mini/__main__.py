@@ -45,6 +45,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     recipe = tuning.Recipe()
     parser.add_argument("--folder", type=Path, default=Path("build/train_mini"), help="where shards and checkpoints are kept")
     parser.add_argument("--shards", type=int, default=4, help="shards of 3,000 drawn samples")
+    parser.add_argument("--backdrops", type=int, default=1500, help="more scenes, each drawn on one of two dozen further pictures")
     parser.add_argument("--renders", type=int, default=2400, help="pictures of the robot simulators (0: none; needs mmsdk[robots])")
     parser.add_argument("--ground-steps", type=int, default=2000, help="steps of stage 0")
     parser.add_argument("--steps", type=int, default=recipe.steps, help="steps of stage 1")
@@ -66,6 +67,9 @@ def _shards(args: argparse.Namespace, dtype: torch.dtype) -> tuple[list[Shard], 
     emoji, photos, encoder = pull("emoji")["images"], pull("photos")["images"], _encoder(dtype)
     artist, unseen = Artist(emoji, photos), Artist(emoji, photos, held_out=True)
     train = [_drawn(args.folder / f"train{i}.safetensors", artist, args.seed + i, (2500, 200, 300), encoder) for i in range(args.shards)]
+    if args.backdrops:
+        drawn_on = Artist(emoji, photos, backdrops=list(pull("backdrops").values()))
+        train.append(_drawn(args.folder / "backdrops.safetensors", drawn_on, args.seed + 1000, (args.backdrops, 0, 0), encoder))
     held = _drawn(args.folder / "held.safetensors", unseen, HELD_OUT_SEED, (400, 40, 120), encoder)
     if not args.renders:
         return train, held, None

@@ -76,10 +76,16 @@ def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Tokenizer, 
         shard, rows = mixture.draw(rng, recipe.rows, CLIPS if moving else STILLS)
         budgets = [shard.features.shape[1]] * len(rows)
         length = recipe.clip_room + 512 if moving else recipe.room + 256
-        return pack(shard, rows, length, budgets, tokenizer, rng, cache, recipe.blind)
+        return pack(shard, rows, length, budgets, tokenizer, rng, cache, recipe.blind, behind=_behind(mixture, recipe, rng))
     shard, rows = mixture.draw(rng, recipe.rows, ("scene",) if step < recipe.scene_steps else STILLS + CLIPS)
     budgets = [_budget(shard.samples[i], rng) for i in rows]
-    return pack(shard, rows, recipe.length, budgets, tokenizer, rng, cache, recipe.blind)
+    return pack(shard, rows, recipe.length, budgets, tokenizer, rng, cache, recipe.blind, behind=_behind(mixture, recipe, rng))
+
+
+def _behind(mixture: Mixture, recipe: Recipe, rng: np.random.Generator) -> list[tuple[Shard, int]]:
+    """A still picture of any family for every row, to borrow a background from."""
+    shard, rows = mixture.draw(rng, recipe.rows, STILLS)
+    return [(shard, i) for i in rows]
 
 
 def _budget(sample: Sample, rng: np.random.Generator) -> int:

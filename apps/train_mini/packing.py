@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.apps.train_mini.backdrop import before, on_a_photo
 from mmsdk.apps.train_mini.features import Sample, Shard, cells_of
 from mmsdk.apps.train_mini.scenes import Thing
 from mmsdk.apps.train_mini.wording import QA
@@ -26,6 +27,8 @@ __all__ = ["Batch", "pack"]
 _WEIGHTS = {"caption": 0.4, "colour": 1.5, "count": 2.0, "yes/no": 3.0}
 """What a token of an answer counts in the loss: a caption has twenty of them, a yes one."""
 _AIMED, _ON_THINGS = 0.9, (0.1, 0.6)
+_ELSEWHERE = 0.35
+"""How many of the scenes that are drawn on photographs are put before another picture's background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +106,12 @@ def _in_turn(cells: Sequence[tuple[int, Thing]], rng: np.random.Generator) -> np
 def pack(
     shard: Shard, rows: Sequence[int], length: int, budgets: Sequence[int], tokenizer: Tokenizer, rng: np.random.Generator,
     cache: dict[str, list[int]], blind: float = 0.0, seen: Sequence[int] | None = None, once: bool = False,
+    behind: Sequence[tuple[Shard, int]] = (),
 ) -> Batch:  # fmt: skip
     """Rows of `length` tokens: the visual tokens of each sample (at most its budget) and as many of its questions as fit.
 
     `seen` shows the tokens of other samples instead, as a control; `once` asks every question in one wording only.
+    `behind` are pictures, one for each row as a shard and a number in it, before whose backgrounds some drawn scenes are put.
     """
     ids = torch.full((len(rows), length), EOS)
     positions = torch.zeros(len(rows), length, dtype=torch.long)
@@ -121,9 +126,11 @@ def pack(
     kinds: list[str] = []
     for r, (i, shown, budget) in enumerate(zip(rows, rows if seen is None else seen, budgets, strict=True)):
         sample: Sample = shard.samples[i]
-        tokens = shard.tokens(shown, _subset(shard, shown, budget, rng))
+        subset = _subset(shard, shown, budget, rng)
+        tokens = shard.tokens(shown, subset)
         k = len(tokens)
-        features.append(tokens.features)
+        moved = behind and on_a_photo(sample) and rng.random() < _ELSEWHERE
+        features.append(before(*behind[r], tokens, subset, sample, rng) if moved else tokens.features)
         places.append(place_features(tokens))
         visual.append(torch.arange(1, k + 1) + r * length)
         ids[r, 0] = BOS

