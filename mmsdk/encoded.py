@@ -55,10 +55,10 @@ Given = Source | Encoded
 
 
 def frames_of(item: Media | Encoded) -> int:
-    """How many frames a clip has, encoded or not; 0 for a picture."""
+    """How many frames a clip has, encoded or not; 0 for a picture, which a clip of one frame is."""
     if isinstance(item, Encoded):
         return item.frames
-    return 0 if isinstance(item, Image) else len(item.frames)
+    return 0 if isinstance(item, Image) or len(item.frames) == 1 else len(item.frames)
 
 
 def moved(tokens: VisualTokens, device: torch.device) -> VisualTokens:

@@ -1,8 +1,10 @@
 """From what a user calls a model to the family that runs it: "mini", a folder, or "org/name".
 
 A family is a module of `mmsdk.models` with `load(name, folder, dtype, device, quantize)`, and is named as `config.json` names its
-`model_type`. A folder that training wrote has no config.json, and is told by the name of the adapter in it. Of a model on the hub these
-two are fetched first, and the weights only once its family is known to be one that can be run.
+`model_type`. The families of `mmsdk.models.text` are language models alone, which `mmsdk.models.language` runs.
+
+A folder that training wrote has no config.json, and is told by the name of the adapter in it. Of a model on the hub these two are fetched
+first, and the weights only once its family is known to be one that can be run.
 """
 
 import difflib
@@ -21,7 +23,10 @@ from mmsdk.weights.hub import SETTINGS, resolve
 
 __all__ = ["families", "open_model"]
 
-PACKAGE = "mmsdk.models"
+PACKAGE, TEXT = "mmsdk.models", "mmsdk.models.text"
+
+NAMED = ("mini",)
+"""What is known by name alone, and ships with what it was trained to."""
 
 
 @runtime_checkable
@@ -29,13 +34,17 @@ class Family(Protocol):
     """What a family's module offers."""
 
     def load(self, name: str, folder: Path | None, dtype: torch.dtype, device: torch.device, quantize: Quantize) -> VLM:
-        """Put the model together; `folder` is None for a model that is known by name alone, `quantize` is for its language model."""
+        """Put the model together; `folder` is None for a model that is known by name alone, `quantize` is for its language model.
+
+        Only the families in `NAMED` are ever given None.
+        """
         ...
 
 
 def families() -> list[str]:
-    """The families that can be run."""
-    return [name for name in plugins.available(PACKAGE) if name not in ("text", "types")]
+    """The families that can be run: those with sight, then language models alone."""
+    seeing = [name for name in plugins.available(PACKAGE) if name not in ("language", "text", "types")]
+    return [*seeing, *(name for name in plugins.available(TEXT) if name not in seeing)]
 
 
 def open_model(name: str, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> VLM:
@@ -43,28 +52,33 @@ def open_model(name: str, dtype: torch.dtype, device: torch.device, quantize: Qu
 
     Raises ModelError where nothing is known by that name or its family is not supported, WeightsError where weights cannot be had.
     """
-    if name in families():
+    if name in NAMED:
         return _family(name).load(name, None, dtype, device, quantize)
     if "/" not in name and not Path(name).is_dir():
-        close = difflib.get_close_matches(name, families(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(families())}"
-        raise ModelError(f'there is no model {name!r}; {hint} A folder or "org/name" of a supported family works too')
-    kind = _kind(name, resolve(name, [SETTINGS, *map(adapter_name, families())]))
+        close = difflib.get_close_matches(name, NAMED, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(NAMED)}"
+        raise ModelError(f'there is no model {name!r}; {hint} A folder or "org/name" works too, of a supported family: {_supported()}')
+    kind = _kind(name, resolve(name, [SETTINGS, *map(adapter_name, NAMED)]))
     return _family(kind).load(name, resolve(name), dtype, device, quantize)
 
 
 def _family(name: str) -> Family:
-    return cast(Family, plugins.find(PACKAGE, name))
+    alone = name not in plugins.available(PACKAGE)
+    return cast(Family, plugins.find(PACKAGE, "language" if alone else name))
+
+
+def _supported() -> str:
+    return ", ".join(families())
 
 
 def _kind(name: str, folder: Path) -> str:
     config = folder / SETTINGS
     if not config.is_file():
-        trained = [family for family in families() if (folder / adapter_name(family)).is_file()]
+        trained = [family for family in NAMED if (folder / adapter_name(family)).is_file()]
         if not trained:
-            raise ModelError(f"{name} has no {SETTINGS}, so its family is unknown; supported: {', '.join(families())}")
+            raise ModelError(f"{name} has no {SETTINGS}, so its family is unknown; supported: {_supported()}")
         return trained[0]
     kind = read_fields(config).text("model_type", "")
     if kind not in families():
-        raise ModelError(f"{name} is of the family {kind!r}, which is not supported; supported: {', '.join(families())}")
+        raise ModelError(f"{name} is of the family {kind!r}, which is not supported; supported: {_supported()}")
     return kind

@@ -14,7 +14,7 @@ import torch
 
 from mmsdk.compress import Compression, Method, Step
 from mmsdk.encoded import Encoded
-from mmsdk.errors import BudgetError, MmsdkError
+from mmsdk.errors import BudgetError, InputError, MmsdkError
 from mmsdk.latency import Latency, latency_of
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt
@@ -43,16 +43,16 @@ class Fit:
         return Fit(vlm, compression, (latency_of(vlm),) if compression.aimed else ())
 
     def __call__(self, prompts: Mapping[int, Prompt]) -> dict[int, Compression | MmsdkError]:
-        """The plan of each row; a target that a row cannot meet is that row's BudgetError."""
+        """The plan of each row; a target that a row cannot meet, and an input that cannot be seen, is that row's error."""
         if not self.compression.aimed:
             return dict.fromkeys(prompts, self.compression)
         return {index: self._row(index, prompt) for index, prompt in prompts.items()}
 
     def _row(self, index: int, prompt: Prompt) -> Compression | MmsdkError:
-        full = [_count(self.vlm, item) for item in prompt.media]
         try:
+            full = [_count(self.vlm, item) for item in prompt.media]
             return self._fitted(full, self.vlm.layout(prompt).fixed)
-        except BudgetError as error:
+        except InputError as error:
             return error.at(index)
 
     def _fitted(self, full: Sequence[int], words: int) -> Compression:

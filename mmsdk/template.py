@@ -26,10 +26,11 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mmsdk.encoded import frames_of
+from mmsdk.encoded import Encoded, frames_of
 from mmsdk.errors import ModelError
 from mmsdk.prompt import Ids, Layout, Learned, Segment, Slot, Span, Text
 from mmsdk.tokenizer import TextTokenizer
+from mmsdk.vision.types import Media
 
 __all__ = ["Piece", "Template", "Turn"]
 
@@ -60,9 +61,10 @@ class _Token:
 class Template:
     """`source` is Jinja, `where` names the checkpoint in messages, and `names` are special tokens as the template calls them.
 
-    `image` and `video` are the special tokens that it writes where a picture or a clip stands, "" for none. `plain` says that it knows
-    texts only, and takes them as such. `around` says that the ids which the vocabulary puts around a text are added, unless the template
-    has written the first of them itself.
+    `image` and `video` are the special tokens that it writes where a picture or a clip stands, "" for none; one that knows no clips is
+    told of pictures. `plain` says that it knows texts only, and takes them as such. `around` says that the ids which the vocabulary puts
+    around a text are added, unless the template has written the first of them itself. `with_clips` takes the place of a source that knows
+    no clips wherever there are any.
     """
 
     where: str
@@ -73,6 +75,7 @@ class Template:
     video: str = ""
     plain: bool = False
     around: bool = True
+    with_clips: str = ""
 
     def layout(self, turns: Sequence[Turn], expanded: Callable[[int], Sequence[Piece]]) -> Layout:
         """The conversation up to where an answer begins; `expanded` says what stands for a visual input, by its number.
@@ -82,7 +85,7 @@ class Template:
         guard = _guard(turns)
         rendered = self.rendered(turns, guard)
         media = [segment for turn in turns for segment in turn.segments if not isinstance(segment, Text)]
-        moving = [frames_of(item) > 0 for item in media]
+        moving = [self._moves(item) for item in media]
         pictures, clips = (iter([number for number, clip in enumerate(moving) if clip == kind]) for kind in (False, True))
         waiting = {self.image: pictures, self.video: clips}
         pieces: list[str | _Token | Slot | Learned] = []
@@ -102,8 +105,10 @@ class Template:
     def rendered(self, turns: Sequence[Turn], guard: str = "") -> str:
         """The text that the template makes of turns, with guards in what was said. Raises ModelError where it fails."""
         said = [{"role": turn.role, "content": self._content(turn, guard)} for turn in turns]
+        moving = any(self._moves(segment) for turn in turns for segment in turn.segments if not isinstance(segment, Text))
         try:
-            return _compiled(self.source).render(messages=said, tools=None, documents=None, add_generation_prompt=True, **self.names)
+            source = _compiled(self.with_clips if self.with_clips and moving else self.source)
+            return source.render(messages=said, tools=None, documents=None, add_generation_prompt=True, **self.names)
         except _FAILURES as error:
             raise ModelError(f"{self.where}: the chat template cannot be used: {type(error).__name__}: {error}") from error
 
@@ -112,9 +117,13 @@ class Template:
         if self.plain:
             return "\n".join(text for text in texts if text)
         return [
-            {"type": "text", "text": text} if isinstance(segment, Text) else {"type": "video" if frames_of(segment) else "image"}
+            {"type": "text", "text": text} if isinstance(segment, Text) else {"type": "video" if self._moves(segment) else "image"}
             for segment, text in zip(turn.segments, texts, strict=True)
         ]
+
+    def _moves(self, item: Media | Encoded) -> bool:
+        """Whether the template is told of a clip."""
+        return bool(self.video) and frames_of(item) > 0
 
     def _guarded(self, text: str, guard: str) -> str:
         """The text with a guard behind its first letter and behind each that a special token could begin with."""

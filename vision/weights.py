@@ -78,7 +78,27 @@ _CLIP = (
     _rule("blocks.{i}.mlp.up.{x}", "encoder.layers.{i}.mlp.fc1.{x}"),
     _rule("blocks.{i}.mlp.down.{x}", "encoder.layers.{i}.mlp.fc2.{x}"),
 )
-_TABLES = {"dinov2": _DINOV2, "clip_vision_model": _CLIP, "siglip_vision_model": _CLIP}
+_INTERNVL = (
+    _rule("patch.{x}", "embeddings.patch_embeddings.projection.{x}"),
+    _rule("cls", "embeddings.cls_token"),
+    _rule("position", "embeddings.position_embeddings"),
+    _rule("norm.{x}", "layernorm.{x}"),
+    _rule("blocks.{i}.norm1.{x}", "encoder.layer.{i}.layernorm_before.{x}"),
+    _rule("blocks.{i}.qkv.{x}", " ".join(f"encoder.layer.{{i}}.attention.{name}_proj.{{x}}" for name in "qkv")),
+    _rule("blocks.{i}.o.{x}", "encoder.layer.{i}.attention.projection_layer.{x}"),
+    _rule("blocks.{i}.add1.scale", "encoder.layer.{i}.lambda_1"),
+    _rule("blocks.{i}.norm2.{x}", "encoder.layer.{i}.layernorm_after.{x}"),
+    _rule("blocks.{i}.mlp.up.{x}", "encoder.layer.{i}.mlp.fc1.{x}"),
+    _rule("blocks.{i}.mlp.down.{x}", "encoder.layer.{i}.mlp.fc2.{x}"),
+    _rule("blocks.{i}.add2.scale", "encoder.layer.{i}.lambda_2"),
+)
+_TABLES = {
+    "dinov2": _DINOV2,
+    "clip_vision_model": _CLIP,
+    "siglip_vision_model": _CLIP,
+    "idefics3_vision": _CLIP,
+    "internvl_vision": _INTERNVL,
+}
 # Known parts that take no part in encoding patches: the token of masked training, a list 0..n-1, SigLIP's pooling head.
 _UNUSED = re.compile(r"embeddings\.mask_token|embeddings\.position_ids|head\..*")
 _ACTIVATIONS: Mapping[object, Activation] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
@@ -88,6 +108,24 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "dinov2": {"image_size": 224, "patch_size": 14, "mlp_ratio": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-6},
     "clip_vision_model": {"image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
     "siglip_vision_model": {"image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
+    "idefics3_vision": {
+        "hidden_size": 1152,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    },
+    "internvl_vision": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    },
 }
 _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 
@@ -114,8 +152,9 @@ def vit_from_onnx(path: Path) -> ViT:
 def vit_from_transformers(config: Mapping[str, object], tensors: Mapping[str, Tensor], *, name: str = "the checkpoint") -> ViT:
     """A ViT from a transformers vision checkpoint: its config.json as a mapping and its tensors.
 
-    Knows `dinov2`, `clip_vision_model` and `siglip_vision_model`, and the vision part of whole `clip` and `siglip` models. `name` is
-    what messages call the checkpoint. Raises ModelError for another family or setting, and for missing or unexpected tensors.
+    Knows `dinov2`, `clip_vision_model` and `siglip_vision_model`, the towers `idefics3_vision` and `internvl_vision`, and the vision part
+    of whole `clip` and `siglip` models. `name` is what messages call the checkpoint. Raises ModelError for another family or setting, and
+    for missing or unexpected tensors.
     """
     vision = config.get("vision_config")
     if isinstance(vision, Mapping):
@@ -128,6 +167,8 @@ def vit_from_transformers(config: Mapping[str, object], tensors: Mapping[str, Te
     anchor = _TABLES[family][0].sources[0][0].format(x="weight")
     prefix = next((p for p in _PREFIXES if p + anchor in tensors), "")
     plain = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    if family == "internvl_vision":
+        config, plain = _internvl(config, plain, name)
     return _build(_config(family, config, name), _TABLES[family], plain, name)
 
 
@@ -157,13 +198,28 @@ def _config(family: str, given: Mapping[str, object], name: str) -> ViTConfig:
         hidden=hidden,
         patch=patch,
         grid=size("image_size") // patch,
-        class_token=family != "siglip_vision_model",
-        layer_scale=family == "dinov2",
+        class_token=family not in ("siglip_vision_model", "idefics3_vision"),
+        layer_scale=family in ("dinov2", "internvl_vision"),
         norm_first=family == "clip_vision_model",
         patch_bias=family != "clip_vision_model",
         activation=activation,
         eps=eps,
     )
+
+
+def _internvl(config: Mapping[str, object], tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """Settings with one side for both, and what the tower leaves out: biases of queries, keys and values, the last norm."""
+    if config.get("use_qk_norm") or config.get("norm_type", "layer_norm") != "layer_norm":
+        raise ModelError(f"{name}: a tower with use_qk_norm or with the norm_type {config.get('norm_type')!r} is not supported")
+    sides = {key: value[0] for key, value in config.items() if key in ("image_size", "patch_size") and isinstance(value, list) and value}
+    like = tensors.get("embeddings.cls_token", torch.zeros(1)).flatten()
+    if config.get("use_mean_pooling", True):
+        # never looked at: the states in front of it are the features
+        tensors = {"layernorm.weight": torch.ones_like(like), "layernorm.bias": torch.zeros_like(like), **tensors}
+    if not config.get("attention_bias", False):
+        kernels = [key for key in tensors if re.fullmatch(r"encoder\.layer\.\d+\.attention\.[qkv]_proj\.weight", key)]
+        tensors = {**{key.removesuffix("weight") + "bias": torch.zeros_like(like) for key in kernels}, **tensors}
+    return {**config, **sides}, dict(tensors)
 
 
 def _build(config: ViTConfig, table: Sequence[Rule], tensors: Mapping[str, Tensor], name: str) -> ViT:

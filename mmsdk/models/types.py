@@ -1,16 +1,26 @@
 """What a vision-language model family is made of, as the pipeline sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.axes import LINE, Axes
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.encoded import Encoded
 from mmsdk.prompt import Layout, Prompt
-from mmsdk.vision.types import VisionEncoder, VisualTokens
+from mmsdk.template import Piece, Template, Turn
+from mmsdk.vision.types import Media, VisionEncoder, VisualTokens
 
-__all__ = ["VLM", "Tokenizer"]
+__all__ = ["VLM", "Assembled", "Connector", "Stands", "Tokenizer"]
+
+Connector = Callable[[Sequence[VisualTokens]], list[Float[Tensor, "_ d"]]]
+"""Visual tokens of several inputs to embeddings."""
+
+Stands = Callable[[int, Media | Encoded], Sequence[Piece]]
+"""What stands in a prompt for a visual input, by its number and by what it is."""
 
 
 @runtime_checkable
@@ -67,3 +77,43 @@ class VLM(Protocol):
     def layout(self, prompt: Prompt) -> Layout:
         """Where words, separators and visual inputs stand; real special tokens are put here, by id."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A `VLM` from a checkpoint: its parts, its own chat template, and what `stands` in that template's place for a picture or a clip.
+
+    `axes` are those that the decoder's heads turn along.
+    """
+
+    name: str
+    encoder: VisionEncoder
+    connector: Connector
+    decoder: Decoder
+    template: Template
+    stands: Stands
+    stop_ids: frozenset[int]
+    axes: Axes = LINE
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Words to ids and back."""
+        return self.template.tokenizer
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that the decoder was made for."""
+        return self.decoder.config.context
+
+    def connect(self, tokens: Sequence[VisualTokens]) -> list[Float[Tensor, "_ d"]]:
+        """See `VLM`."""
+        return self.connector(tokens)
+
+    def layout(self, prompt: Prompt) -> Layout:
+        """The prompt as one turn of a user, before the answer to it; see `talk`."""
+        return self.talk([Turn("user", prompt.segments)])
+
+    def talk(self, turns: Sequence[Turn]) -> Layout:
+        """A conversation before the next answer; media are counted over all of it."""
+        media = [segment for turn in turns for segment in turn.segments if isinstance(segment, Media | Encoded)]
+        return replace(self.template.layout(turns, lambda number: self.stands(number, media[number])), axes=self.axes)

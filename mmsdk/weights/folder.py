@@ -21,6 +21,7 @@ from typing import cast
 from tokenizers import Tokenizer as Backend
 
 from mmsdk.errors import ModelError, WeightsError
+from mmsdk.template import Template
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
@@ -68,6 +69,10 @@ class Folder:
         named = {key: _content(value) for key, value in settings.items() if key.endswith("_token")}
         return {key: value for key, value in named.items() if value}
 
+    def token(self, name: str, default: str) -> str:
+        """A special token by its name in the settings of the tokenizer or of the processor."""
+        return self.names.get(name) or _content(self.processor.values.get(name)) or default
+
     @property
     def stop_ids(self) -> frozenset[int]:
         """Ids that end an answer. Raises ModelError where the checkpoint names none."""
@@ -76,9 +81,20 @@ class Folder:
                 return frozenset(settings.wholes("eos_token_id"))
         raise ModelError(f"{self.path} does not say which token ends an answer (eos_token_id in generation_config.json)")
 
+    def template(self, rows: int, image: str = "", video: str = "") -> Template:
+        """The checkpoint's words, for an embedding of so many rows; `image` and `video` are special tokens, see `Template`.
+
+        Raises ModelError where there is no chat template, or the tokenizer does not know these tokens.
+        """
+        if not self.talk:
+            raise ModelError(f"{self.path} has no chat template (chat_template.jinja), so it is not known how to ask it anything")
+        tokenizer = self.tokenizer([token for token in (image, video) if token])
+        tokenizer.fit(rows, f"{self.path}: the embedding")
+        return Template(str(self.path), self.talk, tokenizer, self.names, image, video)
+
     @property
-    def template(self) -> str:
-        """The chat template; "" where the checkpoint has none."""
+    def talk(self) -> str:
+        """The source of the chat template; "" where the checkpoint has none."""
         path = self.path / "chat_template.jinja"
         if path.is_file():
             try:

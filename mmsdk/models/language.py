@@ -1,0 +1,71 @@
+"""Language models alone: any family of `mmsdk.models.text` as a pipeline that is asked without pictures.
+
+    pipe = pipeline("image-text-to-text", "org/some-text-model")
+    pipe([], "What is the capital of France?")
+
+A question is one turn of the checkpoint's own chat template. Where it has none it is a base model, which goes on with what it is given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.encoded import Encoded
+from mmsdk.errors import InputError
+from mmsdk.models.text import decoder_of
+from mmsdk.models.types import Assembled
+from mmsdk.prompt import Slot
+from mmsdk.quant.types import Quantize
+from mmsdk.template import Piece, Template
+from mmsdk.vision.types import Media, VisualTokens
+from mmsdk.weights.folder import Folder
+
+__all__ = ["Blind", "load"]
+
+_AS_IT_IS = "{{ messages[-1]['content'] }}"
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """A `VisionEncoder` of a model without sight: it can encode nothing, and says so. `width` is the language model's."""
+
+    width: int
+
+    def count(self, size: tuple[int, int], frames: int = 1) -> int:
+        """Raises InputError."""
+        raise self._blind()
+
+    def __call__(self, media: Sequence[Media]) -> list[VisualTokens]:
+        """Nothing of nothing. Raises InputError, with its place, for anything else."""
+        if media:
+            raise self._blind(media[0].source, 0)
+        return []
+
+    def _blind(self, item: str = "media", index: int | None = None) -> InputError:
+        return InputError("this model reads text only; ask it with [] in the place of pictures", item=item, index=index)
+
+
+def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+    """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
+    found = Folder.of(folder)
+    decoder = decoder_of(found.config, found.checkpoint, dtype, quantize).to(device)
+    tokenizer = found.tokenizer()
+    tokenizer.fit(decoder.config.vocabulary, f"{folder}: the embedding")
+    talk = found.talk
+    # what a chat template writes is all there is; around a text as it is stand the ids that the vocabulary asks for
+    template = Template(str(folder), talk or _AS_IT_IS, tokenizer, found.names, plain=True, around=not talk)
+    return Assembled(name, Blind(decoder.config.width), _nothing, decoder, template, _stands, found.stop_ids)
+
+
+def _nothing(tokens: Sequence[VisualTokens]) -> list[Float[Tensor, "_ d"]]:
+    """The embeddings of no input at all."""
+    assert not tokens, "a model without sight encodes nothing"
+    return []
+
+
+def _stands(number: int, item: Media | Encoded) -> list[Piece]:
+    return [Slot(number)]

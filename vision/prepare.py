@@ -1,0 +1,46 @@
+"""Pictures of one size for all: resized, its middle cut out, brought to a model's scale, as image processors of CLIP's family do.
+
+Settings are a checkpoint's own. The whole picture gives one square of patches, whatever its shape.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from mmsdk.vision.pixels import Filter, Levels, cropped, resized, squared
+
+__all__ = ["Prepare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Resized so that the shorter side is `short`, or to `size` where that is 0; then the middle of `size` (height, width) pixels.
+
+    `square` puts a picture in the middle of a square first, on the colour that is the mean of `levels`. `patch` is the encoder's.
+    """
+
+    patch: int
+    size: tuple[int, int]
+    short: int = 0
+    by: Filter = "bicubic"
+    levels: Levels = Levels()
+    square: bool = False
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of patches, for every input alike."""
+        return self.size[0] // self.patch, self.size[1] // self.patch
+
+    def __call__(self, pixels: UInt8[Tensor, "f 3 h w"]) -> Float[Tensor, "f 3 y x"]:
+        """Frames of one size."""
+        if self.square:
+            red, green, blue = (int(255 * mean) for mean in self.levels.mean)
+            pixels = squared(pixels, (red, green, blue))
+        height, width = pixels.shape[-2:]
+        return self.levels(cropped(resized(pixels, self._target(height, width), self.by), self.size))
+
+    def _target(self, height: int, width: int) -> tuple[int, int]:
+        if not self.short:
+            return self.size
+        long = int(self.short * max(height, width) / min(height, width))
+        return (self.short, long) if height <= width else (long, self.short)
