@@ -26,9 +26,8 @@ from mmsdk.weights import pull
 
 __all__ = ["Mini"]
 
-_RENDER_SEED = 20_000
-"""Training renders use seeds below 10,000."""
-_DESCRIBED = ("caption", "photo")
+_SEED, _RENDER_SEED = 2_000_003, 30_000
+"""Nobody looked at what these draw while the recipe was made: training and its own report use others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,10 @@ class Mini:
     clips: int = 120
     renders: int = 60
     captions: int = 48
-    seed: int = 1_000_003
+    seed: int = _SEED
 
     def __call__(self) -> list[dict[str, Cell]]:
-        """Rows {type, n, accuracy, blind, shuffled}, one a family and question type, last all but captions and descriptions."""
+        """Rows {type, n, accuracy, blind, shuffled}, one a family and question type, last all but captions."""
         vlm = load("mini", None, torch.bfloat16, torch.device("cpu"))
         with tempfile.TemporaryDirectory(prefix="mmsdk-bench-") as folder:
             items = list(itertools.chain(self._drawn(), self._rendered(Path(folder))))
@@ -58,7 +57,7 @@ class Mini:
             members = [i for i, sample in enumerate(shard.samples) if family(sample) == name]
             scores += _asked(name, vlm, shard, members)
             scores += _captions(name, vlm, [items[i] for i in members if phrases(items[i])][: self.captions])
-        counted = [s for s in scores if not s.type.endswith(_DESCRIBED)]
+        counted = [s for s in scores if not s.type.endswith("caption")]
         return [asdict(score) for score in (*scores, _overall(counted))]
 
     def _drawn(self) -> Iterator[Scene | Clip]:
