@@ -1,5 +1,6 @@
 """mini on held-out data: the share of answers that are exactly right, beside the same model blind and looking at another picture."""
 
+import hashlib
 import importlib.util
 import itertools
 import tempfile
@@ -22,7 +23,7 @@ from mmsdk.compress import Compression
 from mmsdk.models.mini.family import Mini as Model
 from mmsdk.models.mini.family import load
 from mmsdk.pipeline import Pipeline
-from mmsdk.weights import pull
+from mmsdk.weights import adapter_path, pull
 
 __all__ = ["Mini"]
 
@@ -59,6 +60,10 @@ class Mini:
             scores += _captions(name, vlm, [items[i] for i in members if phrases(items[i])][: self.captions])
         counted = [s for s in scores if not s.type.endswith("caption")]
         return [asdict(score) for score in (*scores, _overall(counted))]
+
+    def versions(self) -> dict[str, str]:
+        """The adapter that is asked, by the first 16 hex digits of its file's sha256."""
+        return {"mini_adapter": hashlib.sha256(adapter_path().read_bytes()).hexdigest()[:16]}
 
     def _drawn(self) -> Iterator[Scene | Clip]:
         artist = Artist(pull("emoji")["images"], pull("photos")["images"], held_out=True)

@@ -15,7 +15,7 @@ from mmsdk.apps.console import Cell, line_width, table
 from mmsdk.apps.report import ROOT, hardware, versions
 from mmsdk.errors import InputError, PluginError
 
-__all__ = ["Bench", "run"]
+__all__ = ["Bench", "Versioned", "run"]
 
 PACKAGE = "mmsdk.apps.bench"
 
@@ -25,6 +25,13 @@ class Bench(Protocol):
     """Measures something and returns flat rows that share their keys."""
 
     def __call__(self) -> list[dict[str, Cell]]: ...
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """A bench whose result depends on further files: `versions` says which ones these are, beside the libraries."""
+
+    def versions(self) -> dict[str, str]: ...
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +55,8 @@ def _measured(text: str) -> dict[str, object]:
     if not isinstance(bench, Bench):
         raise PluginError(f"{text!r} in {PACKAGE} cannot be called")
     command = f"mmsdk bench {shlex.quote(text)} --json"
-    return {"bench": plugins.parse(text).name, "command": command, "hardware": hardware(), "versions": versions(), "rows": bench()}
+    used = versions() | (bench.versions() if isinstance(bench, Versioned) else {})
+    return {"bench": plugins.parse(text).name, "command": command, "hardware": hardware(), "versions": used, "rows": bench()}
 
 
 def _committed(text: str) -> dict[str, object]:
