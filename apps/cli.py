@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from mmsdk import __version__
 from mmsdk.apps.interrupts import INTERRUPTED, interruptible
@@ -31,7 +32,7 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises instead of leaving, and says what is near."""
 
-    def error(self, message: str) -> "None":  # type: ignore[override]  # argparse never returns here; neither does a raise
+    def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '([^']*)'", message)
         if wrong and "command" in message:
             raise UsageError(f"there is no command {wrong[1]!r}{_near(wrong[1], COMMANDS)}")
