@@ -1,4 +1,4 @@
-"""FILE.py:NAME on a command line: a function of the user's own, from a file or from a module that can be imported."""
+"""What a command line asks for by name: FILE.py:NAME, a function of the user's own, or a module of ours that needs an extra."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from mmsdk.errors import InputError
 
-__all__ = ["found", "made"]
+__all__ = ["found", "made", "needing"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,17 @@ def made(text: str, kind: type[T], usage: str, beside: Path = Path()) -> T:
     if not isinstance(value, kind):
         raise InputError(f"{text.rpartition(':')[2]}() gave a {type(value).__name__}, expected a {kind.__name__}", item=text)
     return value
+
+
+def needing(module: str, extra: str, item: str) -> ModuleType:
+    """A module of ours that needs the packages of an extra. Raises InputError, naming the extra, where one of them is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "mmsdk").partition(".")[0]
+        if package == "mmsdk":
+            raise
+        raise InputError(f"the package {package} is not installed: pip install 'mmsdk[{extra}]'", item=item) from None
 
 
 def _file(path: Path) -> ModuleType:

@@ -4,9 +4,8 @@ Each is a module of `mmsdk.apps.robots`, imported when it is asked for, for each
 """
 
 import argparse
-from importlib import import_module
 
-from mmsdk.errors import InputError
+from mmsdk.apps.loading import needing
 
 __all__ = ["run"]
 
@@ -15,13 +14,5 @@ _NEEDS = {"serve": "serve", "record": "ros", "replay": "ros", "export": "ros,ler
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked for. Raises InputError, naming the extra, where a package is missing."""
-    try:
-        module = import_module(f"mmsdk.apps.robots.{args.action}")
-    except ModuleNotFoundError as error:
-        package = (error.name or "mmsdk").partition(".")[0]
-        if package == "mmsdk":
-            raise
-        told = f"the package {package} is not installed: pip install 'mmsdk[{_NEEDS[args.action]}]'"
-        raise InputError(told, item=args.action) from None
-    code: int = module.run(args)
+    code: int = needing(f"mmsdk.apps.robots.{args.action}", _NEEDS[args.action], args.action).run(args)
     return code

@@ -1,1 +1,1 @@
-"""What `mmsdk robot` can do, a module each; `mmsdk.apps.commands.robot` imports the one that is asked for."""
+"""What `mmsdk robot` and `mmsdk ros` can do, a module each; `mmsdk.apps.commands` import the one that is asked for."""

@@ -123,11 +123,19 @@ def test_mistakes_are_told(words: list[str], hint: str, session: str, tmp_path: 
     assert hint in told(capsys)["error"]["message"]
 
 
-def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["robot", "replay", "x"], ["ros", "run", "--params", "x"], ["ros", "simulate", "--params", "x"]], ids=" ".join
+)
+def test_what_is_not_installed_is_named_with_its_extra(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "rosbags", None)
-    for name in [
-        name for name in sys.modules if name.startswith(("mmsdk.vla.record", "mmsdk.vla.ros.bag", "mmsdk.apps.robots.re", "rosbags."))
-    ]:
+    need_it = ("mmsdk.vla.record", "mmsdk.vla.ros.bag", "mmsdk.apps.robots.r", "rosbags.")
+    for name in [name for name in sys.modules if name.startswith(need_it)]:
         monkeypatch.delitem(sys.modules, name)
-    assert main(["robot", "replay", "x", "--json"]) == 2
-    assert "the package rosbags is not installed: pip install 'mmsdk[ros]'" in told(capsys)["error"]["message"]
+    assert main([*words, "--json"]) == 2
+    assert told(capsys)["error"] == {
+        "type": "InputError",
+        "message": f"{words[1]}: the package rosbags is not installed: pip install 'mmsdk[ros]'",
+        "item": words[1],
+    }
