@@ -61,23 +61,22 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The places of a prompt's tokens on each axis, and where the first word behind it stands: behind everything that counts."""
+    """The places of a prompt's tokens on each axis, and where the first word behind it stands."""
 
     axes: Int[Tensor, "3 s"]
     following: Int[Tensor, ""]
 
 
 def turned(runs: Sequence[Standing], device: torch.device) -> Turns:
-    """Where runs stand, one after another."""
-    start = last = torch.zeros((), dtype=torch.int64, device=device)
+    """Where runs stand, one after another; a clip's time may reach further than the words behind it, as transformers 5 has it."""
+    start = torch.zeros((), dtype=torch.int64, device=device)
     found = []
     for run in runs:
         for cells, places in zip(run.cells, run.places, strict=True):
             found.append((cells[places] + start).T)
             if len(cells):
-                last = torch.maximum(last, start + cells.amax() + 1)
                 start = start + cells[:, 1:].amax() + 1
         if not run.cells:
             found.append((torch.arange(run.length, device=device) + start).expand(3, -1))
             start = start + run.length
-    return Turns(torch.cat(found, dim=1), torch.maximum(last, start))
+    return Turns(torch.cat(found, dim=1), start)

@@ -1,0 +1,156 @@
+"""The eyes of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures and clips at their own aspect, through a tower that merges squares of patches.
+
+Tokens are those of the merged grid, as wide as the language model; nothing has to be projected afterwards. A clip is seen in steps of a few
+frames, the last of which is repeated where some are missing.
+
+Letters: f frames, s steps, b steps in one batch, n patches of a step, c numbers of a patch.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from mmsdk.errors import InputError
+from mmsdk.vision.smart_resize import SmartResize
+from mmsdk.vision.tower import Tower, TowerOutput
+from mmsdk.vision.types import Media, Video, VisualTokens
+
+__all__ = ["QwenVL"]
+
+Step = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVL:
+    """A `VisionEncoder`. `picture` and `clip` say at what size each is seen; a clip of one frame is sized as a picture.
+
+    `moment` of a step is that of its first frame, or the middle of its first and last. At most `batch` patches are seen at one time, and
+    one step at least. Saliency is the attention that a token's patches receive in the last layer that sees whole frames.
+    """
+
+    tower: Tower
+    picture: SmartResize
+    clip: SmartResize
+    moment: Literal["first", "middle"] = "middle"
+    batch: int = 8192
+
+    @property
+    def width(self) -> int:
+        """d, the width of the features."""
+        return self.tower.config.language
+
+    def grid(self, size: tuple[int, int], frames: int = 1) -> tuple[int, int, int]:
+        """(steps, rows, columns) of tokens for frames of (height, width) pixels. Raises InputError for pixels of an extreme aspect."""
+        fit = self.clip if frames > 1 else self.picture
+        rows, columns = fit.grid(size, frames)
+        return -(-frames // fit.time), rows // fit.merge, columns // fit.merge
+
+    def count(self, size: tuple[int, int], frames: int = 1) -> int:
+        """How many tokens an input of (height, width) pixels gives, without encoding it."""
+        steps, rows, columns = self.grid(size, frames)
+        return steps * rows * columns
+
+    def moments(self, times: Float[Tensor, " f"]) -> Float[Tensor, " s"]:
+        """The seconds of each step of frames at these."""
+        steps = _filled(times, self.clip.time).unflatten(0, (-1, self.clip.time))
+        return steps[:, 0] if self.moment == "first" else (steps[:, 0] + steps[:, -1]) / 2
+
+    @torch.no_grad()
+    def __call__(self, media: Sequence[Media]) -> list[VisualTokens]:
+        """The tokens of each input, in input order; steps of one grid run together.
+
+        Raises InputError, with its place, for an input without pixels or of an extreme aspect.
+        """
+        grids = [self._grid(i, item) for i, item in enumerate(media)]
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, (_, rows, columns) in enumerate(grids):
+            members[rows, columns].append(i)
+        found: dict[int, list[TowerOutput]] = defaultdict(list)
+        for (rows, columns), inputs in members.items():
+            grid = rows * self.picture.merge, columns * self.picture.merge
+            for steps in _batches({i: grids[i][0] for i in inputs}, max(1, self.batch // (grid[0] * grid[1]))):
+                patches = torch.cat([self._patches(media[i], start, stop, grid) for i, start, stop in steps])
+                for (i, _, _), seen in zip(
+                    steps, _parts(self.tower(patches, grid), [stop - start for _, start, stop in steps]), strict=True
+                ):
+                    found[i].append(seen)
+        return [self._tokens(item, found[i], grids[i]) for i, item in enumerate(media)]
+
+    def _grid(self, index: int, item: Media) -> tuple[int, int, int]:
+        if not _frames(item).numel():
+            raise InputError("has no pixels; give at least one frame of at least 1x1", item=item.source, index=index)
+        try:
+            return self.grid(item.size, len(_frames(item)))
+        except InputError as error:
+            raise InputError(error.message, item=item.source, index=index) from error
+
+    def _patches(self, item: Media, start: int, stop: int, grid: tuple[int, int]) -> Float[Tensor, "b n c"]:
+        """The patches of these steps, in reading order; each is its colours, then its frames, then its rows and columns of pixels."""
+        fit, frames = self.clip if len(_frames(item)) > 1 else self.picture, _frames(item)
+        pixels = fit(frames[start * fit.time : stop * fit.time].to(self.tower.patch.weight.device), grid)
+        steps = _filled(pixels, fit.time).unflatten(0, (-1, fit.time))
+        cut = steps.unflatten(4, (grid[1], fit.patch)).unflatten(3, (grid[0], fit.patch))
+        # [b time 3 rows patch columns patch] by patch
+        return cut.permute(0, 3, 5, 2, 1, 4, 6).flatten(3).flatten(1, 2)
+
+    def _tokens(self, item: Media, seen: Sequence[TowerOutput], grid: tuple[int, int, int]) -> VisualTokens:
+        features, saliency, keys = (
+            torch.cat(parts).flatten(0, 1) for parts in zip(*((o.features, o.saliency, o.keys) for o in seen), strict=True)
+        )
+        device, patches = features.device, self.picture.merge**2
+        weight = torch.full((len(features),), float(patches), device=device)
+        times = torch.zeros(1)
+        if isinstance(item, Video):
+            times = self.moments(item.times)
+            frames = torch.full((grid[0],), float(self.clip.time), device=device)
+            frames[-1] = len(item.frames) - self.clip.time * (grid[0] - 1)
+            weight = weight * frames.repeat_interleave(grid[1] * grid[2])
+        axes = torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij")
+        return VisualTokens(
+            features=features,
+            positions=torch.stack(axes, dim=-1).flatten(0, 2),
+            weight=weight,
+            grid=grid,
+            times=times.to(device),
+            saliency=saliency,
+            keys=keys,
+            deep=tuple(torch.cat(layer).flatten(0, 1) for layer in zip(*(o.deep for o in seen), strict=True)),
+        )
+
+
+def _frames(item: Media) -> UInt8[Tensor, "f 3 h w"]:
+    return item.frames if isinstance(item, Video) else item.pixels[None]
+
+
+def _filled(x: Tensor, time: int) -> Tensor:
+    """Whole steps, the last frame repeated where some are missing."""
+    missing = -len(x) % time
+    return torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]) if missing else x
+
+
+def _batches(steps: dict[int, int], most: int) -> Iterator[list[Step]]:
+    """The steps of inputs, from and to, by the input's number, `most` at a time; a batch may run over several inputs."""
+    batch, room = list[Step](), most
+    for i, count in steps.items():
+        start = 0
+        while start < count:
+            stop = min(count, start + room)
+            batch.append((i, start, stop))
+            room, start = room - (stop - start), stop
+            if not room:
+                yield batch
+                batch, room = [], most
+    if batch:
+        yield batch
+
+
+def _parts(seen: TowerOutput, sizes: Sequence[int]) -> list[TowerOutput]:
+    """What was seen of each of the inputs in a batch."""
+    features, saliency, keys = seen.features.split(sizes), seen.saliency.split(sizes), seen.keys.split(sizes)
+    deep = [layer.split(sizes) for layer in seen.deep]
+    return [TowerOutput(features[i], tuple(layer[i] for layer in deep), saliency[i], keys[i]) for i in range(len(sizes))]
