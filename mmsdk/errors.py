@@ -14,12 +14,12 @@ class MmsdkError(Exception):
 class InputError(MmsdkError, ValueError):
     """An input (image, clip, prompt, observation) cannot be used.
 
-    `item` names the input as the caller knows it (a path, "bytes", "frame 3"); `index` is its place in the batch.
+    `item` names the input as the caller knows it (a path, "bytes", "frame 3"); `index` is its place in the batch, counted from 0. The
+    message counts as people do, and says both: "item 2 (index 1, cat.jpg): ...".
     """
 
     def __init__(self, message: str, *, item: str = "", index: int | None = None) -> None:
-        place = f"item {index}" if index is not None else ""
-        where = f"{place} ({item})" if place and item else place or item
+        where = item if index is None else f"item {index + 1} (index {index}{', ' if item else ''}{item})"
         super().__init__(f"{where}: {message}" if where else message)
         self.message = message
         self.item = item

@@ -40,7 +40,7 @@ def test_every_block_runs(folder: Path, mini_bundle: Bundle, capsys: pytest.Capt
             exec(compile(block, f"{page}, block {number}", "exec"), session)
     answers = session["answers"]
     assert isinstance(answers, list) and len(answers) == 2 and all(isinstance(answer, mmsdk.Answer) for answer in answers)
-    assert "no answer: item 1 (missing.png)" in capsys.readouterr().out
+    assert "no answer: item 2 (index 1, missing.png)" in capsys.readouterr().out
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:

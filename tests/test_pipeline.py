@@ -134,11 +134,12 @@ def test_one_bad_item_is_reported_in_its_place_and_the_others_are_answered(pipe:
     results = pipe([good, ("missing.png", "What?"), (b"not an image", "What?"), (picture(1), "  "), good], max_tokens=6)
     assert same(results[0], pipe(*good, max_tokens=6)) and same(results[4], results[0])
     for index in (1, 2, 3):
-        assert isinstance(results[index], InputError) and f"item {index}" in str(results[index])
+        wrong = results[index]
+        assert isinstance(wrong, InputError) and wrong.index == index and str(wrong).startswith(f"item {index + 1} (index {index}, ")
     assert "missing.png" in str(results[1])
     void = Video(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0), "void")
     empty, answered = pipe([(void, "What?"), good], max_tokens=6)
-    assert isinstance(empty, InputError) and "item 0 (void)" in str(empty) and same(answered, results[0])
+    assert isinstance(empty, InputError) and "item 1 (index 0, void)" in str(empty) and same(answered, results[0])
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
@@ -147,7 +148,7 @@ def test_rows_that_run_together_change_no_answer_and_no_place(pipe: Pipeline, ba
     items[3] = ("missing.png", "What?")
     few = Pipeline(pipe.vlm, pipe.compression, batch_size)
     together, groups = pipe(items, max_tokens=6), few(items, max_tokens=6)
-    assert isinstance(groups[3], InputError) and "item 3" in str(groups[3])
+    assert isinstance(groups[3], InputError) and "item 4 (index 3, missing.png)" in str(groups[3])
     assert all(same(a, b) for i, (a, b) in enumerate(zip(together, groups, strict=True)) if i != 3)
 
 
@@ -165,7 +166,7 @@ def test_a_batch_without_a_good_item_or_any_item(pipe: Pipeline) -> None:
 def test_a_single_bad_item_raises_and_names_no_batch(pipe: Pipeline) -> None:
     with pytest.raises(InputError, match=r"missing\.png") as caught:
         pipe("missing.png", "What?")
-    assert "item 0" not in str(caught.value)
+    assert str(caught.value).startswith("missing.png: ")
     with pytest.raises(InputError, match=r"missing\.png"):
         pipe.stream("missing.png", "What?")
 
@@ -269,7 +270,8 @@ def test_keeping_everything_changes_nothing(pipe: Pipeline) -> None:
 
 def test_a_budget_that_one_row_cannot_meet_is_that_rows_error(pipe: Pipeline) -> None:
     good, small = pipe([(picture(0), "What?"), (picture(1, 28, 84), "What?")], max_tokens=3, compress="uniform:14")
-    assert isinstance(good, Answer) and good.tokens.kept == 14 and isinstance(small, BudgetError) and str(small).startswith("item 1: ")
+    assert isinstance(good, Answer) and good.tokens.kept == 14
+    assert isinstance(small, BudgetError) and str(small).startswith("item 2 (index 1): ")
     with pytest.raises(BudgetError, match="^budget 14"):
         pipe(picture(1, 28, 84), "What?", compress="uniform:14")
 
@@ -278,7 +280,7 @@ def test_a_prompt_beyond_the_context_says_what_to_do(pipe: Pipeline) -> None:
     with pytest.raises(InputError, match="max_tokens"):
         pipe(picture(0), "What?", max_tokens=pipe.vlm.context)
     good, long = pipe([(picture(0), "What?"), (picture(0), "word " * pipe.vlm.context)], max_tokens=3)
-    assert isinstance(good, Answer) and isinstance(long, InputError) and "item 1" in str(long)
+    assert isinstance(good, Answer) and isinstance(long, InputError) and str(long).startswith("item 2 (index 1, prompt): ")
 
 
 @pytest.mark.parametrize(

@@ -150,13 +150,13 @@ def test_steps_are_frames_by_the_pool_rounded_up(frames: int, time_pool: int) ->
 
 @pytest.mark.parametrize("nothing", [torch.zeros(3, 0, 5, dtype=torch.uint8), torch.zeros(3, 0, 0, dtype=torch.uint8)])
 def test_an_input_without_pixels_is_named(encoder: VisionEncoder, nothing: torch.Tensor) -> None:
-    with pytest.raises(InputError, match=r"item 1 \(void\)") as caught:
+    with pytest.raises(InputError, match=r"item 2 \(index 1, void\)") as caught:
         encoder([picture(14, 14), Image(nothing, "void")])
     assert caught.value.index == 1
 
 
 def test_a_clip_without_frames_is_named(encoder: VisionEncoder) -> None:
-    with pytest.raises(InputError, match="item 0"):
+    with pytest.raises(InputError, match=r"^item 1 \(index 0"):
         encoder([Video(torch.zeros(0, 3, 14, 14, dtype=torch.uint8), torch.zeros(0))])
 
 

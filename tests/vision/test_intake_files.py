@@ -71,7 +71,7 @@ def test_a_clip_whose_file_raises_in_the_middle_names_it(clip: bytes, reader: Op
 
 def test_a_clip_whose_file_raises_leaves_the_batch_alone(clip: bytes) -> None:
     found, other, third = load_all([Breaking(clip, RuntimeError("gone")), NOISE, clip])
-    assert isinstance(found, InputError) and str(found) == "item 0 (file): cannot be read: RuntimeError: gone"
+    assert isinstance(found, InputError) and str(found) == "item 1 (index 0, file): cannot be read: RuntimeError: gone"
     # the next clip of all that is read by the same library, too
     assert isinstance(other, Image) and isinstance(third, Video)
 

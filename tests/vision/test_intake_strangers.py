@@ -274,7 +274,7 @@ class Failing(io.BytesIO):
 @pytest.mark.parametrize("error", [http.client.IncompleteRead(b"abc"), RuntimeError("gone"), TypeError("gone"), KeyError("gone")])
 def test_whatever_a_file_raises_names_it_and_leaves_the_batch_alone(method: str, error: Exception) -> None:
     found, other = load_all([Failing(method, error), PIXELS])
-    assert isinstance(found, InputError) and "item 0 (file): cannot be read" in str(found) and type(error).__name__ in str(found)
+    assert isinstance(found, InputError) and "item 1 (index 0, file): cannot be read" in str(found) and type(error).__name__ in str(found)
     assert isinstance(other, Image)
     for stop in (KeyboardInterrupt(), MemoryError()):
         with pytest.raises(type(stop)):

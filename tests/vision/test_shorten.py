@@ -113,7 +113,7 @@ def test_budgets_that_leave_a_frame_nothing_or_go_too_far_are_refused(encoder: E
 
 def test_an_input_without_pixels_is_named(encoder: Encoder) -> None:
     void = Image(torch.zeros(3, 0, 5, dtype=torch.uint8), "void")
-    with pytest.raises(InputError, match=r"item 1 \(void\)"):
+    with pytest.raises(InputError, match=r"item 2 \(index 1, void\)"):
         encoder.shortened([picture(84, 84), void], [encoder.plan((84, 84), 1, ToMe(), 9)] * 2)
 
 

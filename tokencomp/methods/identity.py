@@ -29,5 +29,5 @@ class Identity:
         check(tokens, budgets)
         for i, (item, budget) in enumerate(zip(tokens, budgets, strict=True)):
             if budget.count != len(item):
-                raise BudgetError(f"item {i}: identity keeps all {len(item)} tokens and cannot keep {budget.count}; choose another method")
+                raise BudgetError(f"identity keeps all {len(item)} tokens and cannot keep {budget.count}; choose another method", index=i)
         return [untouched(item) for item in tokens]

@@ -120,13 +120,13 @@ def test_vispruner_at_full_importance_is_plain_attention(tokens_of: Tokens) -> N
 def test_tokens_without_attention_are_refused(tokens_of: Tokens, method: VisionZip | PruMerge | VisPruner) -> None:
     """PP-01: never scores of nothing; the message says what to use instead."""
     blind = dataclasses.replace(tokens_of((1, 3, 3)), saliency=torch.empty(0))
-    with pytest.raises(InputError, match=r"item 1 \(saliency\): .* needs the encoder's attention"):
+    with pytest.raises(InputError, match=r"item 2 \(index 1, saliency\): .* needs the encoder's attention"):
         method([tokens_of((1, 2, 2)), blind], [Budget(4), Budget(3)])
 
 
 @pytest.mark.parametrize("method", [VisionZip(), PruMerge()])
 def test_tokens_without_keys_are_refused(tokens_of: Tokens, method: VisionZip | PruMerge) -> None:
-    with pytest.raises(InputError, match=r"item 0 \(keys\): .* needs the encoder's keys"):
+    with pytest.raises(InputError, match=r"item 1 \(index 0, keys\): .* needs the encoder's keys"):
         method([dataclasses.replace(tokens_of((1, 3, 3)), keys=None)], [Budget(3)])
 
 

@@ -206,7 +206,7 @@ def test_frames_by_themselves_are_pictures_by_themselves(tokens_of: Tokens) -> N
         assert torch.equal(result.tokens.positions[start : start + count, 1:], alone.tokens.positions[:, 1:])
         assert (result.tokens.positions[start : start + count, 0] == t).all()
         start += count
-    with pytest.raises(BudgetError, match="item 1: each of 3 frames"):
+    with pytest.raises(BudgetError, match=r"^item 2 \(index 1\): each of 3 frames"):
         Braco(span="frame")([tokens_of((1, 4, 5)), clip], [Budget(2), Budget(2)])
 
 
@@ -257,7 +257,7 @@ def test_a_trained_coder_serves_its_budgets_and_says_which(tokens_of: Tokens, co
     (result,) = Braco(coder=coder)([source], [Budget(4)])
     expected = Braco().code(source.features[None], (1, 4, 4), 4, read_coder(coder, CPU).sets["image", 4])
     assert torch.equal(result.tokens.features, expected.tokens[0])
-    with pytest.raises(BudgetError, match="item 1: .*trained for 4 tokens of an image, not for 5 tokens of this image"):
+    with pytest.raises(BudgetError, match=r"^item 2 \(index 1\): .*trained for 4 tokens of an image, not for 5 tokens of this image"):
         Braco(coder=coder)([source, source], [Budget(4), Budget(5)])
     with pytest.raises(BudgetError, match="not for 4 tokens of this clip"):
         Braco(coder=coder)([tokens_of((2, 4, 4))], [Budget(4)])

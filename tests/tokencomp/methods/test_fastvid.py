@@ -128,7 +128,7 @@ def test_no_randomness(tokens_of: Tokens) -> None:
 
 
 def test_refusals(tokens_of: Tokens) -> None:
-    with pytest.raises(InputError, match=r"item 0 \(saliency\): fastvid needs the encoder's attention"):
+    with pytest.raises(InputError, match=r"item 1 \(index 0, saliency\): fastvid needs the encoder's attention"):
         FastVID()([dataclasses.replace(tokens_of((2, 2, 2)), saliency=torch.empty(0))], [Budget(3)])
     with pytest.raises(PluginError, match="stride"):
         FastVID(stride=0)

@@ -66,7 +66,7 @@ def test_deft_without_reserve_is_the_encoders_choice_and_with_all_of_it_the_text
 
 def test_deft_says_what_is_missing_or_impossible(tokens_of: Tokens) -> None:
     source = tokens_of((1, 3, 3))
-    with pytest.raises(InputError, match="item 1 \\(saliency\\)"):
+    with pytest.raises(InputError, match=r"^item 2 \(index 1, saliency\)"):
         DeFT().enter([source, replace(source, saliency=torch.empty(0))], [Budget(3), Budget(3)])
     with pytest.raises(PluginError, match=r"1\.5"):
         DeFT(reserve=1.5)
