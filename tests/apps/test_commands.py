@@ -1,5 +1,6 @@
 """What methods, doctor, weights and bench tell, as tables and as JSON, and how they end."""
 
+import hashlib
 import importlib.util
 import json
 import resource
@@ -149,7 +150,8 @@ def test_verifying_looks_at_every_bundle_and_fails_for_damage_alone(
     copy = tmp_path / "weights" / photos.name
     shutil.copytree(photos, copy)
     monkeypatch.setenv("MMSDK_CACHE", str(tmp_path))
-    absent = {"mini/encoder": "absent", "mini/language": "absent", "emoji/images": "absent", "clips/clips": "absent"}
+    others = ("mini/encoder", "mini/language", "emoji/images", "clips/clips", "backdrops/places", "backdrops/animals", "backdrops/surfaces")
+    absent = dict.fromkeys(others, "absent")
     assert main(["weights", "verify", "--json"]) == 0
     assert verified(capsys) == absent | {"photos/images": "verified"}
     picture = copy / "coffee.png"
@@ -200,6 +202,39 @@ def test_committed_results_are_read_from_the_tree(
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == kept
     assert main(["bench", "startup", "--committed"]) == 0
     assert "1.5" in capsys.readouterr().out
+
+
+def test_the_result_of_mini_says_which_adapter_was_asked() -> None:
+    asked = plugins.load("mmsdk.apps.bench", "mini")
+    assert isinstance(asked, bench.Bench) and isinstance(asked, bench.Versioned)
+    with (bench.ROOT / "mmsdk" / "models" / "mini_adapter.safetensors").open("rb") as shipped:
+        assert asked.versions() == {"mini_adapter": hashlib.file_digest(shipped, "sha256").hexdigest()[:16]}
+
+
+LEANING = """
+from dataclasses import dataclass
+
+__all__ = ["Leaning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaning:
+    def __call__(self): return [{"what": "all", "seconds": 1.5}]
+    def versions(self): return {"ruler": "7"}
+"""
+
+
+def test_what_a_bench_depends_on_stands_beside_the_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "benches").mkdir()
+    (tmp_path / "benches" / "__init__.py").touch()
+    (tmp_path / "benches" / "leaning.py").write_text(LEANING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(bench, "PACKAGE", "benches")
+    assert main(["bench", "leaning", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["versions"]["ruler"] == "7" and told["versions"]["torch"] and told["rows"] == [{"what": "all", "seconds": 1.5}]
 
 
 ASKED = {
