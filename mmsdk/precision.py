@@ -14,7 +14,10 @@ _NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def native_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 by itself (AVX512-BF16, AMX, or Arm's BF16); emulated it is slower than float32."""
+    """Whether the processor multiplies bfloat16 by itself (AVX512-BF16, AMX, or Arm's BF16); emulated it is slower than float32.
+
+    torch tells it by `get_capabilities`, from 2.11 on.
+    """
     units = torch.cpu.get_capabilities()
     return any(bool(units.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
