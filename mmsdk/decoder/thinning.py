@@ -109,14 +109,13 @@ def thin(
     """
     # Taken before the first layer goes ahead: later layers may stand elsewhere, when tokens of an earlier pass were dropped.
     runs, standing = decoder.runs(cache), [cache.next(layer) for layer in range(decoder.config.layers)]
-    runs = [range(layer, layer + 1) for layer in range(len(deep))] + [range(max(run.start, len(deep)), run.stop) for run in runs]
 
     def through(x: Tensor, own: Tensor, layers: range) -> tuple[Tensor, Tensor]:
         before = x
         for part in (range(max(run.start, layers.start), min(run.stop, layers.stop)) for run in runs):
             if part:
-                x, before = _chunked(decoder, x, placed(own, standing[layers.start], standing[part.start]), turns, cache, part, chunk)
-                x = x + deep[part.start] if part.start < len(deep) else x
+                here = placed(own, standing[layers.start], standing[part.start])
+                x, before = _chunked(decoder, x, here, turns, deep, cache, part, chunk)
         return x, before
 
     now, start, told, seconds = arranged(rows, 0, x.device), 0, list[Tensor](), 0.0
@@ -156,14 +155,17 @@ def _chunked(
     x: Float[Tensor, "b s d"],
     positions: Int[Tensor, "b s"],
     turns: tuple[Int[Tensor, "3 b s"], ...],
+    deep: Sequence[Float[Tensor, "b s d"]],
     cache: KVCache,
     layers: range,
     chunk: int,
 ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
     """The stream after these layers and before the last of them, a chunk of tokens through all the layers at a time."""
     step = min(chunk, x.shape[1])
-    cut = zip(x.split(step, dim=1), positions.split(step, dim=1), *(axes.split(step, dim=2) for axes in turns), strict=True)
-    parts = [decoder.run(some, at, cache, layers, turns=tuple(axes)) for some, at, *axes in cut]
+    parts = []
+    for here in (slice(start, start + step) for start in range(0, x.shape[1], step)):
+        axes, added = tuple(one[..., here] for one in turns), [one[:, here] for one in deep]
+        parts.append(decoder.run(x[:, here], positions[:, here], cache, layers, turns=axes, deep=added))
     if len(parts) == 1:
         return parts[0]
     return torch.cat([after for after, _ in parts], dim=1), torch.cat([before for _, before in parts], dim=1)

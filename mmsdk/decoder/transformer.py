@@ -8,7 +8,7 @@ Rows of a batch may have any length: padding, left or right or in between, is wh
 others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -150,16 +150,18 @@ class Decoder(nn.Module):
         layers: range,
         mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
         turns: tuple[Int[Tensor, "*c b s"], ...] = (),
+        deep: Sequence[Float[Tensor, "b s d"]] = (),
     ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
         """Part of a pass: the residual stream after these layers, and before the last of them.
 
         `positions` are those that the tokens have in these layers, which may count fewer tokens than the first does. Heads turn by them,
-        unless `turns` holds the positions [3 b s] on each axis, or [b s] on all of them.
+        unless `turns` holds the positions [3 b s] on each axis, or [b s] on all of them. `deep` is added after the first layers of all.
         """
         cache.advance(positions, layers)
         rotation, masks, before = self.rotation(turns[0] if turns else positions, x.dtype), Masks(positions, x.dtype, mask), x
         for index in layers:
             before, x = x, self.layers[index](x, rotation, cache, index, masks)
+            x = x + deep[index] if index < len(deep) else x
         return x, before
 
     def rotation(self, positions: Int[Tensor, "*c b s"], dtype: torch.dtype) -> Rotation:
