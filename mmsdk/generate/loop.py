@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmsdk.decoder.transformer import Decoder
+from mmsdk.decoder.types import Speaker
 from mmsdk.errors import InputError, ModelError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.sampling import Sampler
@@ -54,7 +54,7 @@ class Generated:
 
 
 def generate(
-    decoder: Decoder,
+    decoder: Speaker,
     hidden: Float[Tensor, "b d"],
     cache: KVCache,
     configs: Sequence[GenerationConfig],
@@ -134,7 +134,7 @@ class Reply:
         return Step(self._number, ids, text, finish)
 
 
-def _next_ids(decoder: Decoder, hidden: Float[Tensor, "b d"], sampler: Sampler) -> Int[Tensor, " b"]:
+def _next_ids(decoder: Speaker, hidden: Float[Tensor, "b d"], sampler: Sampler) -> Int[Tensor, " b"]:
     """The next token of every row, -1 where the logits are not finite (told with the ids, so that the host waits once)."""
     # Not as a decorator of the loop: a generator that is suspended must not leave its caller without gradients.
     with torch.no_grad():
@@ -142,8 +142,8 @@ def _next_ids(decoder: Decoder, hidden: Float[Tensor, "b d"], sampler: Sampler) 
         return sampler(logits).masked_fill(~logits.amax(-1).isfinite(), -1)
 
 
-def _advance(decoder: Decoder, ids: Int[Tensor, " b"], cache: KVCache) -> Float[Tensor, "b d"]:
+def _advance(decoder: Speaker, ids: Int[Tensor, " b"], cache: KVCache) -> Float[Tensor, "b d"]:
     with torch.no_grad():
         embedded = decoder.embed(ids.clamp_min(0)[:, None])
-        hidden: Tensor = decoder(embedded, cache.position[:, None], cache)
+        hidden = decoder(embedded, cache.position[:, None], cache)
         return hidden[:, -1]

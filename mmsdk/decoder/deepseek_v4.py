@@ -1,0 +1,172 @@
+"""DeepSeek-V4 (arXiv 2606.19348): a decoder whose memory has three levels, a window, entries for four tokens, entries for 128.
+
+    cache = decoder.memory(rows, capacity)
+    hidden = decoder(decoder.embed(ids), positions, cache)
+    logits = decoder.logits(hidden[:, -1])
+
+All of it published, as in transformers' deepseek_v4, without the layer that predicts one token more. Differences from a llama:
+
+- every head reads one shared head that is key and value at once; what comes out is turned back by the query's position;
+- a layer attends to its window and to its compressed past together, with a sink (`mmsdk.attention.levels`);
+- heads are projected in groups, to a low rank, before they are mixed;
+- four residual streams (`mmsdk.decoder.hyper`), and a mixture of experts in every layer (`mmsdk.decoder.hashed`).
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmsdk.attention.levels import attend
+from mmsdk.attention.swa import Recent
+from mmsdk.decoder.compressor import Step, past_of
+from mmsdk.decoder.deepseek_v4_config import DIGITS, DeepseekV4Config
+from mmsdk.decoder.hashed import HashedMLP, RoutedMLP
+from mmsdk.decoder.hyper import HyperConnection, HyperHead, spread
+from mmsdk.decoder.linear import Linear, product
+from mmsdk.decoder.norm import RMSNorm
+from mmsdk.decoder.rope import Unscaled
+from mmsdk.decoder.trailing import TrailingRope
+from mmsdk.errors import InputError, ModelError
+from mmsdk.kv.three_level import ThreeLevelCache
+from mmsdk.kv.types import KVCache
+
+__all__ = ["DeepseekV4Decoder", "SharedHeadAttention"]
+
+
+class SharedHeadAttention(nn.Module):
+    """All query heads over one head of keys that are values too: the window, and what the layer remembers beside it."""
+
+    def __init__(self, config: DeepseekV4Config, layer: int) -> None:
+        super().__init__()
+        kind, wide = config.kinds[layer], config.heads * config.head_dim
+        self.layer, self.window, self.groups, self.norm_eps = layer, config.window, config.groups, config.norm_eps
+        self.near = kind == "sliding"
+        self.q_down = Linear(config.stream, config.query_rank, bias=False)
+        self.q_norm = RMSNorm(config.query_rank, config.norm_eps)
+        self.q_up = Linear(config.query_rank, wide, bias=False)
+        self.kv = Linear(config.stream, config.head_dim, bias=False)
+        self.kv_norm = RMSNorm(config.head_dim, config.norm_eps)
+        self.sinks = nn.Parameter(torch.zeros(config.heads))
+        self.past = past_of(kind, config)
+        # [(groups rank), d]: each group has a matrix of its own
+        self.o_down = nn.Parameter(torch.zeros(config.groups * config.group_rank, wide // config.groups))
+        self.o_up = Linear(config.groups * config.group_rank, config.stream, bias=False)
+
+    def forward(self, x: Float[Tensor, "b s d"], step: Step) -> Float[Tensor, "b s d"]:
+        """Attend from the new tokens to all that the cache then holds."""
+        turn = step.near if self.near else step.far
+        latent = self.q_norm(self.q_down(x))
+        key = turn(self.kv_norm(self.kv(x))[:, None])
+        query = turn(self._unit(self.q_up(latent).unflatten(-1, (-1, key.shape[-1])).transpose(1, 2)))
+        view = step.cache.append(self.layer, key, key)
+        levels = Recent.of(view, step.positions, self.window), *self.past(x, latent, step, self.layer)
+        return self._out(turn.back(attend(query, levels, self.sinks)))
+
+    def _unit(self, query: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
+        """Each head divided by its root mean square."""
+        return query * torch.rsqrt(query.float().square().mean(-1, keepdim=True) + self.norm_eps).to(query.dtype)
+
+    def _out(self, heads: Float[Tensor, "b h s d"]) -> Float[Tensor, "b s w"]:
+        b, _, s, _ = heads.shape
+        grouped = heads.transpose(1, 2).reshape(b * s, self.groups, -1).transpose(0, 1)
+        low = torch.bmm(grouped, self.o_down.unflatten(0, (self.groups, -1)).transpose(1, 2))
+        out: Tensor = self.o_up(low.transpose(0, 1).reshape(b, s, -1))
+        return out
+
+
+class Layer(nn.Module):
+    """Attention and experts, each between the reading and the mixing of the streams."""
+
+    def __init__(self, config: DeepseekV4Config, layer: int) -> None:
+        super().__init__()
+        connection = config.stream, config.streams, config.rounds, config.hyper_eps, config.norm_eps
+        self.hyper1 = HyperConnection(*connection)
+        self.norm1 = RMSNorm(config.stream, config.norm_eps)
+        self.attention = SharedHeadAttention(config, layer)
+        self.hyper2 = HyperConnection(*connection)
+        self.norm2 = RMSNorm(config.stream, config.norm_eps)
+        self.mlp: nn.Module = (
+            HashedMLP(config.stream, config.vocabulary, config.mixture, config.clamp)
+            if layer in config.hashed
+            else RoutedMLP(config.stream, config.mixture, config.clamp)
+        )
+
+    def forward(self, streams: Float[Tensor, "b s n d"], step: Step) -> Float[Tensor, "b s n d"]:
+        """One layer of the residual streams."""
+        x, mixing = self.hyper1(streams)
+        streams = mixing(streams, self.attention(self.norm1(x), step))
+        x, mixing = self.hyper2(streams)
+        out: Tensor = mixing(streams, self.mlp(self.norm2(x), step.ids))
+        return out
+
+
+class DeepseekV4Decoder(nn.Module):
+    """Made from a checkpoint by `of`. It speaks through `mmsdk.generate` as other decoders do, with a memory that `memory` makes.
+
+    Hash layers choose experts by the token itself, so that a token enters as its vector and its id: `embed` writes the id behind the
+    vector, as three digits in base 256, which every dtype holds exactly.
+    """
+
+    def __init__(self, config: DeepseekV4Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocabulary, config.stream), freeze=False)
+        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.layers))
+        self.hyper = HyperHead(config.stream, config.streams, config.hyper_eps, config.norm_eps)
+        self.norm = RMSNorm(config.stream, config.norm_eps)
+        self.head = Linear(config.stream, config.vocabulary, bias=False)
+        self._near = TrailingRope(config.turning, config.theta, Unscaled())
+        self._far = TrailingRope(config.turning, config.compressed_theta, config.compressed_scaling)
+
+    @classmethod
+    def of(cls, config: DeepseekV4Config, state: Mapping[str, Tensor]) -> "DeepseekV4Decoder":
+        """A decoder on these very tensors, which are not copied and set the dtype and the device.
+
+        Raises ModelError where a tensor is missing, unknown or of another shape than the config says.
+        """
+        with torch.device("meta"):
+            decoder = cls(config)
+        expected = {name: tensor.shape for name, tensor in decoder.state_dict().items()}
+        for name in sorted(expected.keys() ^ state.keys()):
+            raise ModelError(f"tensor {name!r} is {'missing' if name in expected else 'not part of this decoder'}")
+        for name, tensor in state.items():
+            if tensor.shape != expected[name]:
+                raise ModelError(f"tensor {name!r} is {tuple(tensor.shape)}, the config says {tuple(expected[name])}")
+        decoder.load_state_dict(state, assign=True)
+        return decoder.eval()
+
+    def memory(self, rows: int, capacity: int) -> ThreeLevelCache:
+        """An empty memory with room for the entries of `capacity` tokens a row; more tokens double it."""
+        weight = self.embedding.weight
+        return ThreeLevelCache.allocate(self.config.plan, rows, capacity, weight.dtype, weight.device)
+
+    def embed(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
+        """Token ids to vectors of the stream's width, each with the digits of its id behind it."""
+        digits = torch.stack([ids // 256**place % 256 for place in range(DIGITS)], dim=-1)
+        return torch.cat((self.embedding(ids), digits.to(self.embedding.weight.dtype)), dim=-1)
+
+    def forward(self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], cache: KVCache) -> Float[Tensor, "b s w"]:
+        """Hidden states [b s stream] of the new tokens, final norm applied; the cache then holds them too.
+
+        `positions` count a row's tokens from 0 without a gap, -1 for padding, which gives something finite without a meaning.
+        Raises InputError for a cache of another kind, and as `ThreeLevelCache.advance` does.
+        """
+        if not isinstance(cache, ThreeLevelCache):
+            raise InputError(f"it is a {type(cache).__name__}; DeepSeek-V4 remembers in three levels, take decoder.memory()", item="cache")
+        cache.advance(positions)
+        step = Step(cache, positions, self._ids(x), self._near(positions), self._far(positions), self._far)
+        streams = spread(x[..., : self.config.stream], self.config.streams)
+        for layer in self.layers:
+            streams = layer(streams, step)
+        out: Tensor = self.norm(self.hyper(streams))
+        return out
+
+    def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
+        """Scores of the next token, in float32."""
+        return product(hidden, self.head.weight).float()
+
+    def _ids(self, x: Float[Tensor, "b s d"]) -> Int[Tensor, "b s"]:
+        values = torch.tensor([256**place for place in range(DIGITS)], device=x.device)
+        return (x[..., self.config.stream :].long() * values).sum(-1).clamp(0, self.config.vocabulary - 1)
