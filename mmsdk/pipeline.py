@@ -113,7 +113,8 @@ class Pipeline:
 
         A list or tuple of media is several inputs of one question (a clip given as frames goes in as `Frames` or a `Video`); none at all
         is a question without sight. In a batch, an item that cannot be answered gives its error in its place, and the others are answered
-        as they would be alone. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call.
+        as they would be alone, to within rounding: rows that run together may be summed in another order, which can change a token where
+        two of them score alike. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call.
 
         Raises InputError, and BudgetError, for a single question that cannot be answered, ModelError where its scores are not finite.
         Raises InputError before any work for settings that cannot be, and for a list in which nothing is a pair.

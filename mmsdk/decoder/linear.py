@@ -12,7 +12,8 @@ def product(x: Float[Tensor, "*m k"], weight: Float[Tensor, "n k"], bias: Float[
     """x times the transposed weight, plus the bias.
 
     One row in bfloat16 on the processor (a decode step) takes torch's matrix-vector kernel, which streams the weight and sums in float32;
-    its matrix product first brings every weight into another layout, which for a single row costs more than the product.
+    its matrix product first brings every weight into another layout, which for a single row costs more than the product. So a row alone
+    and the same row among others agree to within rounding, not necessarily to the bit.
     """
     if x.numel() != weight.shape[1] or x.dtype != torch.bfloat16 or x.device.type != "cpu" or weight.dtype != x.dtype:
         return F.linear(x, weight, bias)

@@ -18,8 +18,9 @@ class GenerationConfig:
     """The settings of one request; each row of a batch has its own.
 
     `temperature` 0 is greedy, and then the four settings after it play no part. `top_k` 0, `top_p` 1 and `min_p` 0 leave every
-    token in. The same `seed` gives the same tokens alone, in a batch and after other requests. Text ends before the first
-    occurrence of a string in `stop`. Raises InputError naming the setting that cannot be.
+    token in. The same `seed` draws the same numbers alone, in a batch and after other requests, and so gives the same tokens, but for
+    the rounding of scores in company. Text ends before the first occurrence of a string in `stop`. Raises InputError naming the
+    setting that cannot be.
     """
 
     max_tokens: int = 128
