@@ -35,13 +35,18 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor as it is stored, mapped from the file. Raises ModelError where there is none, or its values are no floats."""
+        tensor = self.raw(name)
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
+            told = f"the tensor {self.told(name)!r} is stored as {tensor.dtype}"
+            raise ModelError(f"{self.folder}: {told}; quantised checkpoints are not supported")
+        return tensor
+
+    def raw(self, name: str) -> Tensor:
+        """The same whatever its values are. Raises ModelError where there is no such tensor."""
         try:
             tensor: Tensor = self._file(name).get_tensor(self.told(name))
         except safetensors.SafetensorError as error:
             raise WeightsError(f"{self.folder}: the tensor {self.told(name)!r} cannot be read: {error}") from error
-        if not tensor.is_floating_point() or tensor.itemsize < 2:
-            told = f"the tensor {self.told(name)!r} is stored as {tensor.dtype}"
-            raise ModelError(f"{self.folder}: {told}; quantised checkpoints are not supported")
         return tensor
 
     def read(self, name: str, out: Tensor) -> None:
