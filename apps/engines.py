@@ -207,7 +207,7 @@ class _Ours:
 
     def _run(self, ids: Sequence[int], room: int) -> tuple[Tensor, DenseCache]:
         config = self.decoder.config
-        sizes = config.layers, 1, config.kv_heads, config.head_dim, len(ids) + room
+        sizes = config.layers, 1, config.kv_heads, config.entry, len(ids) + room
         cache = DenseCache.allocate(*sizes, self.dtype, "cpu")
         return self.decoder(self.decoder.embed(torch.tensor([ids])), torch.arange(len(ids))[None], cache), cache
 

@@ -266,7 +266,7 @@ def _prefilled(
         for row in rows
     ]
     config, first = decoder.config, rows[0].embeddings
-    shape = Shape(config.layers, config.kv_heads, config.head_dim, first.dtype, first.device)
+    shape = Shape(config.layers, config.kv_heads, config.entry, first.dtype, first.device)
     cache, known = memory.begin(shape, capacities(decoder, laid, cuts, room), _searched(laid, keys, memory.page))
     run = prefill_into(decoder, [rest_of(*one) for one in zip(laid, known, strict=True)], cuts, cache, memory.chunk)
     memory.learn(cache, keys)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmsdk.attention.mask import Bias, Causal, Everything, Mask
+from mmsdk.attention.mask import Bias, Causal, Everything, Mask, side_by_side
 from mmsdk.attention.paged import over_pages, readable
 from mmsdk.kv.types import LayerView, PagedView, View
 
@@ -31,7 +31,7 @@ class Dense:
         if isinstance(view, PagedView):
             if query.shape[2] == 1 and isinstance(mask, Everything) and readable(query):
                 return over_pages(query, view)
-            return self(query, view.gathered(), mask)
+            return self(query, *side_by_side(view, mask, query.dtype))
         bias = mask.bias if isinstance(mask, Bias) else None
         if _plain(query, view) and not isinstance(mask, Causal):
             out = _products(query, view, bias)

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
-from mmsdk.kv.types import PagedView, View
+from mmsdk.kv.types import LayerView, PagedView, View
 
-__all__ = ["Bias", "Causal", "Everything", "Mask", "Masks"]
+__all__ = ["Bias", "Causal", "Everything", "Mask", "Masks", "side_by_side", "sliced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,24 @@ class Bias:
 
 
 Mask = Everything | Causal | Bias
+
+
+def sliced(mask: Mask, start: int, stop: int, entries: Float[Tensor, "b t w"]) -> Mask:
+    """The mask of some of the queries, over all of these entries."""
+    if isinstance(mask, Everything):
+        return mask
+    if isinstance(mask, Bias):
+        return Bias(mask.bias[:, :, start:stop], mask.alive[:, :, start:stop])
+    columns = torch.arange(entries.shape[1], device=entries.device)
+    late = columns > columns[start:stop, None]
+    return Bias(torch.zeros_like(late, dtype=torch.float32).masked_fill_(late, -torch.inf)[None, None], ~late[None, None, :, :1])
+
+
+def side_by_side(view: PagedView, mask: Mask, dtype: torch.dtype) -> tuple[LayerView, Mask]:
+    """The tokens of pages next to one another, and a mask under which padding, which lay nowhere and now has columns, stays unseen."""
+    if isinstance(mask, Everything) and not view.ordered:
+        mask = Bias.of(view.valid[:, None, None], dtype)
+    return view.gathered(), mask
 
 
 class Masks:

@@ -3,15 +3,27 @@
 import math
 from dataclasses import dataclass, field
 
+from mmsdk.attention.mla import Latent
 from mmsdk.decoder.mlp import Activation
-from mmsdk.decoder.rope import Scaling, Sections, Unscaled
+from mmsdk.decoder.moe import Mixture
+from mmsdk.decoder.rope import Dynamic, LongRope, Scaling, Sections, Unscaled
 from mmsdk.errors import ModelError
 
-__all__ = ["DecoderConfig"]
+__all__ = ["DecoderConfig", "Grouped", "Plain"]
 
 # No real model comes near; a checkpoint that claims more is broken, and believing it would exhaust memory.
 _MOST = 1 << 24
 _MOST_LAYERS = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Grouped-query attention, whose sizes are the config's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """One feed-forward half in every layer, `inner` wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +32,7 @@ class DecoderConfig:
 
     Llama has no switch on, Qwen2 has `qkv_bias`, Qwen3 has `qk_norm`: an RMSNorm over each head of queries and keys, before the rotation.
     Qwen's vision-language models turn heads along three axes, by `rope_sections`.
+    DeepSeek's have latent attention, with a single key-value head, and a mixture of experts in most layers, `inner` being for the others.
     Gemma has the `activation` "gelu_tanh" and multiplies the embeddings of words by `embedding_scale`, the root of its width.
     Raises ModelError for sizes that do not fit together.
     """
@@ -43,6 +56,20 @@ class DecoderConfig:
     tied: bool = False
     activation: Activation = "silu"
     embedding_scale: float = 1.0
+    attention: Grouped | Latent = field(default_factory=Grouped)
+    feed: Plain | Mixture = field(default_factory=Plain)
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        """Widths of the key and of the value that a token leaves in each key-value head of a layer's cache."""
+        if isinstance(self.attention, Latent):
+            return self.attention.width, self.attention.indexer.width
+        return self.head_dim, self.head_dim
+
+    @property
+    def rotated(self) -> int:
+        """Channels of a head that turn with the position."""
+        return self.attention.rope if isinstance(self.attention, Latent) else self.head_dim
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "head_dim", "inner", "context"):
@@ -55,6 +82,9 @@ class DecoderConfig:
             raise ModelError(f"decoder config: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_dim % 2:
             raise ModelError(f"decoder config: head_dim is {self.head_dim}; rotary positions need an even one")
+        if isinstance(self.attention, Latent) and (self.kv_heads, self.head_dim) != (1, self.attention.head):
+            raise ModelError(f"decoder config: latent attention has one key-value head, and heads of {self.attention.head} channels")
+        self._check_scaling()
         sections = self.rope_sections.counts
         if sections and (len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != self.head_dim):
             raise ModelError(f"decoder config: rope_sections {sections} must be three that share the {self.head_dim // 2} pairs of a head")
@@ -62,3 +92,10 @@ class DecoderConfig:
             value = getattr(self, name)
             if not isinstance(value, float) or not math.isfinite(value) or value <= lowest:
                 raise ModelError(f"decoder config: {name} is {value!r}, it must be a finite float above {lowest}")
+
+    def _check_scaling(self) -> None:
+        pairs = self.rotated // 2
+        if isinstance(self.rope_scaling, LongRope) and {len(self.rope_scaling.short), len(self.rope_scaling.long)} != {pairs}:
+            raise ModelError(f"decoder config: short_factor and long_factor of the rope scaling must have {pairs} numbers each")
+        if isinstance(self.rope_scaling, Dynamic) and pairs < 2:
+            raise ModelError("decoder config: a dynamic rope scaling needs at least 4 channels that turn")

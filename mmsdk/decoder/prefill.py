@@ -53,7 +53,7 @@ def capacities(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room
 def prefilled(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room: int) -> tuple[Thinned, DenseCache]:
     """Run prompts through the decoder in one pass, into a cache with space for `room` more tokens a row."""
     config, first, sizes = decoder.config, rows[0].embeddings, capacities(decoder, rows, cuts, room)
-    cache = DenseCache.allocate(config.layers, len(rows), config.kv_heads, config.head_dim, sizes, first.dtype, first.device)
+    cache = DenseCache.allocate(config.layers, len(rows), config.kv_heads, config.entry, sizes, first.dtype, first.device)
     return prefill_into(decoder, rows, cuts, cache), cache
 
 

@@ -16,7 +16,7 @@ thousandth of the whole.
 import torch
 from torch import nn
 
-from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.config import DecoderConfig, Grouped, Plain
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.quant.int4 import Int4, Int4Linear
@@ -30,7 +30,9 @@ _EMBEDDING, _HEAD = "embedding.weight", "head.weight"
 
 
 def scheme_of(name: str, config: DecoderConfig, quantize: Quantize) -> Quantize:
-    """How a tensor of a decoder is stored, by its name in the decoder's state."""
+    """How a tensor of a decoder is stored, by its name in the decoder's state. Raises ModelError for latent attention and for experts."""
+    if quantize != "none" and not (isinstance(config.attention, Grouped) and isinstance(config.feed, Plain)):
+        raise ModelError(f"quantize={quantize!r}: latent attention and mixtures of experts are not stored in fewer bits")
     if quantize == "none" or name.endswith(_MATRICES):
         return quantize
     return "int8" if name == (_EMBEDDING if config.tied else _HEAD) else "none"

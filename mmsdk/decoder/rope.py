@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Divided", "Linear", "Llama3", "Rope", "Rotation", "Scaling", "Sections", "Unscaled", "Yarn"]
+__all__ = ["Divided", "Dynamic", "Linear", "Llama3", "LongRope", "Rope", "Rotation", "Scaling", "Sections", "Unscaled", "Yarn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,52 @@ class Yarn:
         return dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
 
-Scaling = Unscaled | Linear | Divided | Llama3 | Yarn
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """NTK-aware scaling that grows with the sequence: from `original` tokens on, base' = base (f L / L0 - (f - 1))^(d / (d - 2)).
+
+    L is how far a row reaches after the pass, so that what is read in two passes is not what is read in one; keys that are cached stay as
+    they were turned. That is how transformers does it, which takes the longest row of a batch; here each row goes by its own.
+    """
+
+    factor: float
+    original: int
+    amplitude: float = 1.0
+
+    def __call__(self, frequencies: Float[Tensor, " f"], theta: float) -> Float[Tensor, " f"]:
+        """The frequencies of a short sequence."""
+        return frequencies
+
+    def reaching(self, frequencies: Float[Tensor, " f"], theta: float, lengths: Int[Tensor, " b"]) -> Float[Tensor, "b f"]:
+        """Of rows that reach so far."""
+        dim = 2 * len(frequencies)
+        grown = self.factor * lengths.clamp_min(self.original) / self.original - (self.factor - 1)
+        exponents = torch.arange(0, dim, 2, device=frequencies.device).float() / dim
+        return 1.0 / (theta * grown ** (dim / (dim - 2)))[:, None] ** exponents
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (Ding et al., arXiv 2402.13753): a divisor for each frequency, found by search; `long` ones for rows beyond `original`.
+
+    As with `Dynamic`, what is cached stays as it was turned when a row grows beyond.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int
+    amplitude: float
+
+    def __call__(self, frequencies: Float[Tensor, " f"], theta: float) -> Float[Tensor, "2 f"]:
+        """Those of short rows and those of long ones."""
+        return frequencies / torch.tensor((self.short, self.long), device=frequencies.device)
+
+    def reaching(self, frequencies: Float[Tensor, "2 f"], theta: float, lengths: Int[Tensor, " b"]) -> Float[Tensor, "b f"]:
+        """Of rows that reach so far."""
+        return torch.where(lengths[:, None] > self.original, frequencies[1], frequencies[0])
+
+
+Scaling = Unscaled | Linear | Divided | Llama3 | Yarn | Dynamic | LongRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +188,7 @@ class Rope:
         base = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
         self._frequencies = scaling(base, theta)
         self._amplitude = scaling.amplitude
+        self._theta, self._scaling = theta, scaling
         with torch.device("cpu"):
             self._axes = sections.axes() if sections.counts else torch.zeros(0, dtype=torch.int64)
 
@@ -153,6 +199,13 @@ class Rope:
         """
         if self._frequencies.device != positions.device:
             self._frequencies, self._axes = self._frequencies.to(positions.device), self._axes.to(positions.device)
-        along = positions[..., None] if positions.ndim == 2 else positions[self._axes].permute(1, 2, 0)
-        angles = along[:, None].float() * self._frequencies
+        along = positions[:, None, :, None] if positions.ndim == 2 else positions[self._axes].permute(1, 2, 0)[:, None]
+        angles = along.float() * self._reaching(positions)
         return Rotation((angles.cos() * self._amplitude).to(dtype), (angles.sin() * self._amplitude).to(dtype))
+
+    def _reaching(self, positions: Int[Tensor, "*c b s"]) -> Float[Tensor, "*r f"]:
+        """The frequencies, for each row its own where they depend on how far it reaches."""
+        if not isinstance(self._scaling, Dynamic | LongRope):
+            return self._frequencies
+        furthest = (positions if positions.ndim == 2 else positions.amax(0)).amax(1)
+        return self._scaling.reaching(self._frequencies, self._theta, furthest + 1)[:, None, None]

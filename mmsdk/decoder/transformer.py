@@ -9,6 +9,7 @@ others.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,19 +17,37 @@ from torch import Tensor, nn
 
 from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Mask, Masks
+from mmsdk.attention.mla import Latent
 from mmsdk.attention.types import Attention
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.latent import LatentAttention
 from mmsdk.decoder.linear import Linear, product
 from mmsdk.decoder.mlp import GatedMLP
+from mmsdk.decoder.moe import MixedMLP, Mixture
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation
 from mmsdk.errors import ModelError
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
 
-__all__ = ["Decoder", "DecoderConfig", "Layer", "SelfAttention"]
+__all__ = ["Decoder", "DecoderConfig", "Layer", "LayerAttention", "SelfAttention"]
 
 _DENSE = Dense()
+
+
+@runtime_checkable
+class LayerAttention(Protocol):
+    """The attention of a layer, with its weights: `SelfAttention`, `mmsdk.decoder.latent.LatentAttention`. Both are modules."""
+
+    def __call__(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
+        """What the normalised stream x is to be changed by; the cache then holds the new tokens in this layer."""
+        ...
+
+    def project(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation
+    ) -> tuple[Float[Tensor, "b h s w"], Float[Tensor, "b g s w"], Float[Tensor, "b g s e"]]:
+        """Queries, and what the cache holds as keys and as values: softmax(q k^T / sqrt(w)) are the weights of attention to everything."""
+        ...
 
 
 class SelfAttention(nn.Module):
@@ -65,12 +84,12 @@ class SelfAttention(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each on the normalised stream and added to it."""
 
-    def __init__(self, config: DecoderConfig, core: Attention) -> None:
+    def __init__(self, config: DecoderConfig, core: Attention, index: int) -> None:
         super().__init__()
         self.norm1 = RMSNorm(config.width, config.norm_eps)
-        self.attention = SelfAttention(config, core)
+        self.attention = _attention(config, core)
         self.norm2 = RMSNorm(config.width, config.norm_eps)
-        self.mlp = GatedMLP(config.width, config.inner, config.mlp_bias, config.activation)
+        self.mlp = _feed_forward(config, index)
 
     def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
         """One layer of the residual stream."""
@@ -79,18 +98,28 @@ class Layer(nn.Module):
         return out
 
 
+def _attention(config: DecoderConfig, core: Attention) -> SelfAttention | LatentAttention:
+    return LatentAttention(config, config.attention, core) if isinstance(config.attention, Latent) else SelfAttention(config, core)
+
+
+def _feed_forward(config: DecoderConfig, index: int) -> GatedMLP | MixedMLP:
+    if isinstance(config.feed, Mixture) and index not in config.feed.plain:
+        return MixedMLP(config.width, config.feed, config.mlp_bias)
+    return GatedMLP(config.width, config.inner, config.mlp_bias, config.activation)
+
+
 class Decoder(nn.Module):
-    """A llama-family decoder (Llama, Qwen2, Qwen3), made from a checkpoint by `of`. Its parameters are ordinary ones and may be trained."""
+    """A decoder (Llama, Qwen2 and Qwen3, DeepSeek-V2 to V3.2), made from a checkpoint by `of`. Its parameters may be trained."""
 
     def __init__(self, config: DecoderConfig, core: Attention = _DENSE) -> None:
         super().__init__()
         self.config = config
         # Not initialised: random numbers for the largest matrix take a second, and `of` replaces them.
         self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocabulary, config.width), freeze=False)
-        self.layers = nn.ModuleList(Layer(config, core) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, core, index) for index in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head: nn.Module = nn.Identity() if config.tied else Linear(config.width, config.vocabulary, bias=False)
-        self._rope = Rope(config.head_dim, config.rope_theta, config.rope_scaling, config.rope_sections)
+        self._rope = Rope(config.rotated, config.rope_theta, config.rope_scaling, config.rope_sections)
 
     @classmethod
     def of(cls, config: DecoderConfig, state: Mapping[str, Tensor], core: Attention = _DENSE) -> "Decoder":

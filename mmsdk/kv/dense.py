@@ -40,24 +40,26 @@ class DenseCache:
         layers: int,
         rows: int,
         kv_heads: int,
-        head_dim: int,
+        head_dim: int | tuple[int, int],
         capacity: int | Sequence[int],
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> "DenseCache":
         """An empty cache with room for `capacity` tokens in each of `rows` rows; a sequence gives each layer its own.
 
-        Raises InputError for a size below one and where the capacities are not as many as the layers.
+        Two widths are those of keys and of values. Raises InputError for a size below one, but for values of no width, and where the
+        capacities are not as many as the layers.
         """
+        widths = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
         capacities = [capacity] * layers if isinstance(capacity, int) else list(capacity)
-        sizes = {"layers": layers, "rows": rows, "kv_heads": kv_heads, "head_dim": head_dim, "capacity": min(capacities, default=0)}
+        sizes = {"layers": layers, "rows": rows, "kv_heads": kv_heads, "head_dim": widths[0], "capacity": min(capacities, default=0)}
         for name, size in sizes.items():
             if size < 1:
                 raise InputError(f"it is {size}, it must be at least 1", item=name)
         if len(capacities) != layers:
             raise InputError(f"there are {len(capacities)} for {layers} layers", item="capacity")
         where = torch.device(device)
-        keys, values = ([torch.empty(rows, kv_heads, size, head_dim, dtype=dtype, device=where) for size in capacities] for _ in range(2))
+        keys, values = ([torch.empty(rows, kv_heads, size, width, dtype=dtype, device=where) for size in capacities] for width in widths)
         slots = {size: Slots.empty(rows, size, where) for size in capacities}
         start = torch.zeros(rows, dtype=torch.long, device=where)
         return cls(keys, values, [slots[size] for size in capacities], [start] * layers, start)
@@ -103,7 +105,7 @@ class DenseCache:
             self._slots[layer] = filled[id(slots)]
             self._reserve(layer)
 
-    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> LayerView:
         """Store one layer's keys and values of the tokens that `advance` announced; the view includes them."""
         end = self._slots[layer].count
         start = end - keys.shape[2]
@@ -119,13 +121,11 @@ class DenseCache:
 
     def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
         """Keep only these entries of a layer, in this (ascending) order; the slots of the others are filled again."""
-        view, kept = self.view(layer), index.shape[1]
-        places = index[:, None, :, None].expand(-1, view.keys.shape[1], -1, view.keys.shape[3])
-        keys, values = view.keys.gather(2, places), view.values.gather(2, places)
+        left, kept = self.view(layer).picked(index), index.shape[1]
         if not self._changeable[layer]:
             self._own(layer, torch.empty_like(self._keys[layer]), torch.empty_like(self._values[layer]))
-        self._keys[layer][:, :, :kept] = keys
-        self._values[layer][:, :, :kept] = values
+        self._keys[layer][:, :, :kept] = left.keys
+        self._values[layer][:, :, :kept] = left.values
         self._slots[layer] = self._slots[layer].kept(index)
 
     def fork(self) -> "DenseCache":
@@ -155,8 +155,8 @@ class DenseCache:
         block, capacity = self._keys[layer], self._slots[layer].capacity
         if self._extendable[layer] and block.shape[2] == capacity:
             return
-        shape = (*block.shape[:2], capacity, block.shape[3])
-        self._own(layer, block.new_empty(shape), block.new_empty(shape))
+        keys, values = (old.new_empty(*old.shape[:2], capacity, old.shape[3]) for old in (block, self._values[layer]))
+        self._own(layer, keys, values)
 
     def _own(self, layer: int, keys: Tensor, values: Tensor) -> None:
         filled = min(self._keys[layer].shape[2], keys.shape[2])

@@ -45,7 +45,7 @@ class NoCache:
         self._position = next_position(positions, torch.zeros_like(self._lengths))
         self._ordered = ascending(positions, torch.zeros_like(self._lengths))
 
-    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> LayerView:
         """The keys and values as they came."""
         return LayerView(keys, values, self._positions, self._valid, self._lengths, self._ordered)
 

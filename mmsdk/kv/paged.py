@@ -110,7 +110,7 @@ class PagedCache:
         for sheet, arrival in zip(sheets, coming, strict=True):
             sheet.fill(arrival)
 
-    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> View:
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> View:
         """Store one layer's keys and values of the tokens that `advance` announced; the view includes them."""
         sheet = self._sheet(layer)
         self._store.write(layer, sheet.places, *(sheet.arrival.real(x.detach().transpose(1, 2)) for x in (keys, values)))
@@ -128,10 +128,8 @@ class PagedCache:
     def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
         """Keep only these entries of a layer, in this (ascending) order; blocks of the others are free again."""
         (sheet,) = (sheet for sheet in self._parted(range(layer, layer + 1)) if sheet.layers.start == layer)
-        view = self.view(layer)
-        places = index[:, None, :, None].expand(-1, view.keys.shape[1], -1, view.keys.shape[3])
-        kept = view.valid.gather(1, index).flatten()
-        keys, values = (x.gather(2, places).transpose(1, 2).flatten(0, 1)[kept] for x in (view.keys, view.values))
+        left = self.view(layer).picked(index)
+        keys, values = (x.transpose(1, 2).flatten(0, 1)[left.valid.flatten()] for x in (left.keys, left.values))
         sheet.keep(index)
         self._store.write(layer, sheet.places, keys, values)
 

@@ -80,7 +80,7 @@ class Store(Protocol):
         """Move what is no longer recent to where it takes less; whether anything was."""
         ...
 
-    def write(self, layer: int, slots: Int[Tensor, " n"], keys: Float[Tensor, "n g d"], values: Float[Tensor, "n g d"]) -> None:
+    def write(self, layer: int, slots: Int[Tensor, " n"], keys: Float[Tensor, "n g d"], values: Float[Tensor, "n g e"]) -> None:
         """Store tokens of a layer, each in its slot (block * page + place in it)."""
         ...
 
@@ -94,26 +94,27 @@ class Store(Protocol):
 
 
 class Pages:
-    """Keys and values [layers blocks page g d], and who holds which block. Nothing is ever moved to make room."""
+    """Keys [layers blocks page g d] and values [layers blocks page g e], and who holds which block. Nothing is ever moved to make room."""
 
     def __init__(
         self,
         layers: int,
         kv_heads: int,
-        head_dim: int,
+        head_dim: int | tuple[int, int],
         columns: int,
         dtype: torch.dtype,
         device: torch.device | str,
         page: int = PAGE,
     ) -> None:
-        """Raises InputError for a size below one."""
-        for name, size in (("kv_heads", kv_heads), ("head_dim", head_dim), ("page", page)):
+        """Two widths are those of keys and of values. Raises InputError for a size below one, but for values of no width."""
+        widths = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
+        for name, size in (("kv_heads", kv_heads), ("head_dim", widths[0]), ("page", page)):
             if size < 1:
                 raise InputError(f"it is {size}, it must be at least 1", item=name)
         self.blocks = Blocks(layers, columns)
-        shape = layers, columns, page, kv_heads, head_dim
-        self.keys: Float[Tensor, "layers blocks page g d"] = torch.empty(shape, dtype=dtype, device=device)
-        self.values: Float[Tensor, "layers blocks page g d"] = torch.empty(shape, dtype=dtype, device=device)
+        shape = layers, columns, page, kv_heads
+        self.keys: Float[Tensor, "layers blocks page g d"] = torch.empty(*shape, widths[0], dtype=dtype, device=device)
+        self.values: Float[Tensor, "layers blocks page g e"] = torch.empty(*shape, widths[1], dtype=dtype, device=device)
 
     @property
     def layers(self) -> int:
@@ -128,7 +129,7 @@ class Pages:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block: the keys and values of a page of tokens in one layer."""
-        return 2 * self.keys[0, 0].nbytes
+        return self.keys[0, 0].nbytes + self.values[0, 0].nbytes
 
     @property
     def device(self) -> torch.device:
@@ -164,7 +165,7 @@ class Pages:
         seen = where.positions, where.valid, where.lengths, where.ordered, where.ascending
         return PagedView(self.keys[layer], self.values[layer], where.table, where.stretches, *seen)
 
-    def write(self, layer: int, slots: Int[Tensor, " n"], keys: Float[Tensor, "n g d"], values: Float[Tensor, "n g d"]) -> None:
+    def write(self, layer: int, slots: Int[Tensor, " n"], keys: Float[Tensor, "n g d"], values: Float[Tensor, "n g e"]) -> None:
         """Store tokens of a layer, each in its slot (block * page + place in it)."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from mmsdk.errors import InputError
 from mmsdk.kv.blocks import Blocks
 from mmsdk.kv.pages import Pages, RowPages, Where
 from mmsdk.kv.rounding import Bits, Codes, decode, encode, per_value, scale_dtype
@@ -64,7 +65,9 @@ class RoundedPages:
         columns: int,
         window: int = WINDOW,
     ) -> None:
-        """Beside exact blocks, so many rounded ones of the same size in each layer."""
+        """Beside exact blocks, so many rounded ones of the same size in each layer. Raises InputError where values are not like keys."""
+        if recent.values.shape != recent.keys.shape:
+            raise InputError("latents of a token are not kept in fewer bits; choose dense or paged", item="kv")
         self.recent, self.bits, self.window = recent, bits, window
         self.blocks, self.old = recent.blocks, Blocks(recent.layers, columns)
         layers, _, page, g, d = recent.keys.shape

@@ -1,6 +1,7 @@
 """What the decoder remembers: the cache of keys and values, and the policies that thin it.
 
-Letters: b rows of the batch, g key-value heads, s new tokens, t cached tokens, d head width.
+Letters: b rows of the batch, g key-value heads, s new tokens, t cached tokens, d width of a key, e of a value. These are the same but for
+attentions that store something else in their place (`mmsdk.decoder.latent`); a value may have no width at all.
 """
 
 from dataclasses import dataclass
@@ -21,11 +22,17 @@ class LayerView:
     """
 
     keys: Float[Tensor, "b g t d"]
-    values: Float[Tensor, "b g t d"]
+    values: Float[Tensor, "b g t e"]
     positions: Int[Tensor, "b t"]
     valid: Bool[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
     ordered: bool = False
+
+    def picked(self, index: Int[Tensor, "b k"]) -> "LayerView":
+        """These entries of each row alone: a copy."""
+        keys, values = (x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])) for x in (self.keys, self.values))
+        valid = self.valid.gather(1, index)
+        return LayerView(keys, values, self.positions.gather(1, index), valid, valid.sum(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class PagedView:
     """
 
     keys: Float[Tensor, "blocks page g d"]
-    values: Float[Tensor, "blocks page g d"]
+    values: Float[Tensor, "blocks page g e"]
     table: Int[Tensor, "b most"]
     stretches: tuple[tuple[tuple[int, int], ...], ...]
     positions: Int[Tensor, "b t"]
@@ -47,14 +54,24 @@ class PagedView:
     ordered: bool
     ascending: bool
 
+    def homes(self) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b t"]]:
+        """The block and the slot of each column; padding has those of the first token of its row, which is finite."""
+        page = self.keys.shape[1]
+        place = (self.valid.cumsum(1) - 1).clamp_min(0)
+        return self.table.gather(1, place // page), place % page
+
     def gathered(self) -> LayerView:
         """The tokens side by side, each row in the columns of its view: a copy."""
-        page = self.keys.shape[1]
-        # what padding reads is the first token of its row, which is finite
-        place = (self.valid.cumsum(1) - 1).clamp_min(0)
-        block, slot = self.table.gather(1, place // page), place % page
+        block, slot = self.homes()
         keys, values = (pool[block, slot].transpose(1, 2) for pool in (self.keys, self.values))
         return LayerView(keys, values, self.positions, self.valid, self.lengths, self.ordered)
+
+    def picked(self, index: Int[Tensor, "b k"]) -> LayerView:
+        """These columns of each row alone: a copy of no more than they hold."""
+        block, slot = (place.gather(1, index) for place in self.homes())
+        keys, values = (pool[block, slot].transpose(1, 2) for pool in (self.keys, self.values))
+        valid = self.valid.gather(1, index)
+        return LayerView(keys, values, self.positions.gather(1, index), valid, valid.sum(1))
 
 
 View = LayerView | PagedView
@@ -93,7 +110,7 @@ class KVCache(Protocol):
         """Make room for s new tokens in these layers (or all), once per pass and before its appends. A position of -1 marks padding."""
         ...
 
-    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> View:
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> View:
         """Store the new tokens of one layer, those that `advance` announced, and return what it may now attend to."""
         ...
 

@@ -57,7 +57,7 @@ class Engine:
         decoder, config = pipe.vlm.decoder, pipe.vlm.decoder.config
         dtype, device = decoder.norm.weight.dtype, device_of(pipe.vlm)
         columns = -(-(tokens or max(pipe.vlm.context, 1024 * rows)) // PAGE)
-        self._pages = Pages(config.layers, config.kv_heads, config.head_dim, columns, dtype, device)
+        self._pages = Pages(config.layers, config.kv_heads, config.entry, columns, dtype, device)
         self._layers = range(config.layers)
         self._prefixes = Prefixes(self._pages.blocks, config.layers)
         self._recall = Recall(PagedMemory(), Sights(_SIGHTS))

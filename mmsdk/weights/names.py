@@ -3,7 +3,7 @@
 A table gives, for each tensor of ours, the checkpoint's tensors that are stacked (by rows) to make it; `{i}` is the layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,13 @@ from torch import Tensor
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.errors import ModelError
 
-__all__ = ["GGUF", "HUGGINGFACE", "Names", "Source", "assemble", "expected", "joined", "shape_of", "used"]
+__all__ = ["GGUF", "HUGGINGFACE", "Names", "Naming", "Source", "assemble", "joined", "shape_of", "stored", "used"]
+
+Naming = Callable[[DecoderConfig], Mapping[str, tuple[str, ...]]]
+"""For each tensor of a decoder, the checkpoint's tensors that make it."""
+
+# Choices hang on their last digits, so that they stay in float32, as DeepSeek's own code and transformers keep them.
+_WIDE = ("router.weight", "router.bias", "indexer.weights.weight")
 
 
 @runtime_checkable
@@ -32,13 +38,30 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """One kind of checkpoint. `weights` are there in every layer, `biases` and `head_norms` where the config has them."""
+    """One kind of checkpoint of Llama-like decoders. `weights` are there in every layer, `head_norms` where the config has them."""
 
     embedding: str
     norm: str
     head: str
     weights: Mapping[str, tuple[str, ...]] = field(repr=False)
     head_norms: Mapping[str, tuple[str, ...]] = field(repr=False)
+
+    def __call__(self, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+        """For each tensor of a decoder, the checkpoint's tensors that make it."""
+        table: dict[str, tuple[str, ...]] = {"embedding.weight": (self.embedding,), "norm.weight": (self.norm,)}
+        if not config.tied:
+            table["head.weight"] = (self.head,)
+        biased = {
+            "attention.qkv": config.qkv_bias,
+            "attention.o": config.o_bias,
+            "mlp.gate_up": config.mlp_bias,
+            "mlp.down": config.mlp_bias,
+        }
+        for i in range(config.layers):
+            for ours, theirs in (self.weights if not config.qk_norm else {**self.weights, **self.head_norms}).items():
+                for kind in ("weight", "bias") if biased.get(ours, False) else ("weight",):
+                    table[f"layers.{i}.{ours}.{kind}"] = tuple(f"{name.format(i=i)}.{kind}" for name in theirs)
+        return table
 
 
 _HF = "model.layers.{i}."
@@ -78,22 +101,14 @@ GGUF = Names(
 )
 
 
-def expected(names: Names, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
-    """For each tensor of a decoder, the checkpoint's tensors that make it."""
-    table: dict[str, tuple[str, ...]] = {"embedding.weight": (names.embedding,), "norm.weight": (names.norm,)}
-    if not config.tied:
-        table["head.weight"] = (names.head,)
-    biased = {"attention.qkv": config.qkv_bias, "attention.o": config.o_bias, "mlp.gate_up": config.mlp_bias, "mlp.down": config.mlp_bias}
-    for i in range(config.layers):
-        for ours, theirs in (names.weights if not config.qk_norm else {**names.weights, **names.head_norms}).items():
-            for kind in ("weight", "bias") if biased.get(ours, False) else ("weight",):
-                table[f"layers.{i}.{ours}.{kind}"] = tuple(f"{name.format(i=i)}.{kind}" for name in theirs)
-    return table
-
-
-def assemble(names: Names, config: DecoderConfig, source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
+def assemble(names: Naming, config: DecoderConfig, source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
     """A decoder's state from a checkpoint's tensors, each read straight to its place. Raises ModelError where they do not fit together."""
-    return {ours: joined(source, theirs, dtype) for ours, theirs in expected(names, config).items()}
+    return {ours: joined(source, theirs, stored(ours, dtype)) for ours, theirs in names(config).items()}
+
+
+def stored(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a decoder's tensor, by its name, in a decoder of this dtype."""
+    return torch.float32 if name.endswith(_WIDE) else dtype
 
 
 def joined(source: Source, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
@@ -112,6 +127,6 @@ def shape_of(source: Source, names: tuple[str, ...]) -> tuple[int, ...]:
     return sum(shape[0] for shape in shapes), *shapes[0][1:]
 
 
-def used(names: Names, config: DecoderConfig) -> set[str]:
+def used(names: Naming, config: DecoderConfig) -> set[str]:
     """Every tensor of the checkpoint that the decoder is made of."""
-    return {name for theirs in expected(names, config).values() for name in theirs}
+    return {name for theirs in names(config).values() for name in theirs}

@@ -17,7 +17,7 @@ from mmsdk.quant.int8 import Int8
 from mmsdk.quant.types import Quantize, Scheme
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.gguf import open_gguf
-from mmsdk.weights.names import GGUF, Names, Source, expected, joined, shape_of
+from mmsdk.weights.names import GGUF, Naming, Source, joined, shape_of, stored
 
 __all__ = ["Codes", "gguf_decoder", "no_codes", "put_together"]
 
@@ -36,7 +36,7 @@ def gguf_decoder(path: Path, dtype: torch.dtype, quantize: Quantize, wide: froze
 
 
 def put_together(
-    names: Names,
+    names: Naming,
     config: DecoderConfig,
     source: Source,
     dtype: torch.dtype,
@@ -49,11 +49,13 @@ def put_together(
     `wide` names tensors of the decoder that are left in `dtype` all the same, because they are still to change (`quantise` rounds them
     later). Raises ModelError where the tensors do not fit together, or cannot be quantised because they are not finite.
     """
-    table = expected(names, config)
+    table = names(config)
     schemes = {ours: scheme_of(ours, config, quantize) if ours not in wide else "none" for ours in table}
     # What is to be rounded has a place without memory until then.
     state = {
-        ours: joined(source, theirs, dtype) if schemes[ours] == "none" else torch.empty(shape_of(source, theirs), device="meta")
+        ours: joined(source, theirs, stored(ours, dtype))
+        if schemes[ours] == "none"
+        else torch.empty(shape_of(source, theirs), device="meta")
         for ours, theirs in table.items()
     }
     decoder = Decoder.of(config, state)

@@ -134,7 +134,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "mamba.*llama, qwen2, qwen3"),
+        ({"model_type": "mamba"}, "mamba.*llama, .*qwen2, .*qwen3"),
         ({"model_type": "../../evil"}, "evil"),
         ({"model_type": None}, "model_type"),
         ({"num_hidden_layers": 10**12}, "layers"),
@@ -145,8 +145,13 @@ def test_missing_extra_and_misshapen_tensors_are_named(folder: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
         ({"use_sliding_window": True}, "sliding"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}}, "longrope"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}}, "short_factor"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 4}},
+            "short_factor and long_factor",
+        ),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 0.0, 1.0, 1.0]}}, "long_factor"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": -1.0}}, "factor"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}}, "factor"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         (
@@ -186,15 +191,19 @@ SETTINGS = [
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["default", "linear", "llama3", "yarn"]), st.fixed_dictionaries({}, optional=dict.fromkeys(SETTINGS, NUMBERS)))
+@given(
+    st.sampled_from(["default", "linear", "dynamic", "llama3", "longrope", "yarn"]),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(SETTINGS, NUMBERS)),
+)
 def test_no_number_in_a_rope_setting_is_a_crash(kind: str, chosen: dict[str, float]) -> None:
-    group = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **chosen}
+    divisors = {"short_factor": [1.0, 1.1, 1.2, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    group = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **divisors, **chosen}
     fields = Fields("config", {**SIZES, "model_type": "llama", "rope_parameters": group})
     try:
         config = read_config(fields)
     except ModelError:
         return
-    Rope(config.head_dim, config.rope_theta, config.rope_scaling)
+    Rope(config.head_dim, config.rope_theta, config.rope_scaling)(torch.arange(100)[None], torch.float32)
 
 
 def test_an_embedding_with_fewer_rows_than_there_are_ids_is_refused(folder: Path) -> None:

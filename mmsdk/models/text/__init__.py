@@ -7,7 +7,7 @@ One file per family, named as `config.json` names its `model_type`.
 
 import re
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -17,9 +17,10 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.quant.types import Quantize
 from mmsdk.tokenizer import TextTokenizer
+from mmsdk.weights.block_scaled import SCALES, BlockScaled, block_of
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.folder import Folder
-from mmsdk.weights.names import HUGGINGFACE, used
+from mmsdk.weights.names import HUGGINGFACE, Naming, used
 from mmsdk.weights.quantised import gguf_decoder, put_together
 from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
@@ -28,8 +29,14 @@ __all__ = ["decoder_of", "load_decoder", "nested_decoder", "read_config", "read_
 PACKAGE = "mmsdk.models.text"
 
 
+@runtime_checkable
 class Family(Protocol):
-    """What a family's module offers."""
+    """What a family's module offers. `names` are those of its tensors in the Hugging Face layout."""
+
+    @property
+    def names(self) -> Naming:
+        """For each tensor of the decoder, the checkpoint's that make it."""
+        ...
 
     def decoder_config(self, fields: Fields) -> DecoderConfig:
         """The decoder's config from the checkpoint's own settings; ModelError for what is not supported."""
@@ -52,11 +59,9 @@ def load_decoder(path: Path, dtype: torch.dtype, quantize: Quantize = "none") ->
 
 def read_config(fields: Fields) -> DecoderConfig:
     """The decoder's config from a checkpoint's settings. Raises ModelError for an unknown family or an unsupported setting."""
-    kind = fields.text("model_type")
-    if kind not in plugins.available(PACKAGE):
-        raise ModelError(f"{fields.where}: the family {kind!r} is not supported; supported: {', '.join(plugins.available(PACKAGE))}")
+    family = _family(fields)
     _refuse(fields)
-    return cast(Family, plugins.find(PACKAGE, kind)).decoder_config(fields)
+    return family.decoder_config(fields)
 
 
 def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
@@ -64,10 +69,12 @@ def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quant
 
     Raises ModelError for a family or a setting that is not supported, and for tensors, all of them named, that are missing or left over.
     """
-    config = read_config(fields)
+    config, names = read_config(fields), _family(fields).names
     head = f"|{re.escape(HUGGINGFACE.head)}" if config.tied else ""
-    checkpoint.fit(used(HUGGINGFACE, config), "the decoder of its config", rf".*\.inv_freq{head}")
-    return put_together(HUGGINGFACE, config, checkpoint, dtype, quantize)
+    scaled = fields.has("quantization_config")
+    spare = rf".*\.inv_freq{head}{_ahead(fields, config)}" + (f"|.*{SCALES}" if scaled else "")
+    checkpoint.fit(used(names, config), "the decoder of its config", spare)
+    return put_together(names, config, BlockScaled(checkpoint, block_of(fields)) if scaled else checkpoint, dtype, quantize)
 
 
 def nested_decoder(folder: Folder, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
@@ -88,10 +95,26 @@ def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") 
     return decoder_of(read_fields(folder / "config.json"), open_checkpoint(folder), dtype, quantize)
 
 
+def _family(fields: Fields) -> Family:
+    kind = fields.text("model_type")
+    if kind not in plugins.available(PACKAGE):
+        raise ModelError(f"{fields.where}: the family {kind!r} is not supported; supported: {', '.join(plugins.available(PACKAGE))}")
+    family = plugins.find(PACKAGE, kind)
+    if not isinstance(family, Family):
+        raise ModelError(f"{fields.where}: the family {kind!r} has a decoder and a memory of its own; take {PACKAGE}.{kind}.read_decoder")
+    return family
+
+
+def _ahead(fields: Fields, config: DecoderConfig) -> str:
+    """A pattern of the tensors of layers behind the last one, which predict further tokens ahead (DeepSeek-V3's MTP) and are left out."""
+    behind = range(config.layers, config.layers + min(fields.whole("num_nextn_predict_layers", 0), config.layers))
+    return "".join(rf"|model\.layers\.{layer}\..*" for layer in behind)
+
+
 def _refuse(fields: Fields) -> None:
     """What every family may ask for and no decoder of ours does."""
     if fields.has("quantization_config"):
-        raise ModelError(f"{fields.where}: quantised checkpoints (quantization_config) are not supported")
+        block_of(fields)
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.wrong("hidden_act", "'silu'")
     if fields.flag("use_sliding_window", default=False):

@@ -2,9 +2,12 @@
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.weights.fields import Fields
+from mmsdk.weights.names import HUGGINGFACE
 from mmsdk.weights.rope import rope
 
-__all__ = ["decoder_config"]
+__all__ = ["decoder_config", "names"]
+
+names = HUGGINGFACE
 
 
 def decoder_config(fields: Fields) -> DecoderConfig:
