@@ -200,7 +200,8 @@ class Merger(nn.Module):
 def blocks(x: Float[Tensor, "b n d"], grid: Grid, side: int) -> Float[Tensor, "b m k"]:
     """The patches of each square of `side` x `side` side by side, row by row; squares in reading order."""
     rows, columns = grid
-    return x.unflatten(1, (rows // side, side, columns // side, side)).transpose(2, 3).flatten(3).flatten(1, 2)
+    squares: Tensor = x.unflatten(1, (rows // side, side, columns // side, side)).transpose(2, 3).flatten(3).flatten(1, 2)
+    return squares
 
 
 def attended(
@@ -213,8 +214,8 @@ def attended(
     out = torch.empty_like(planes[0])
     for top, bottom, tall in _strips(grid[0], window):
         for left, right, wide in _strips(grid[1], window):
-            part = [_windows(x[:, :, top:bottom, left:right], tall, wide) for x in planes]
-            seen = F.scaled_dot_product_attention(*part)
+            q, k, v = (_windows(x[:, :, top:bottom, left:right], tall, wide) for x in planes)
+            seen = F.scaled_dot_product_attention(q, k, v)
             shape = len(query), (bottom - top) // tall, (right - left) // wide
             back = seen.unflatten(2, (tall, wide)).unflatten(0, shape).permute(0, 3, 1, 4, 2, 5, 6)
             out[:, :, top:bottom, left:right] = back.flatten(4, 5).flatten(2, 3)
@@ -223,7 +224,8 @@ def attended(
 
 def _windows(x: Float[Tensor, "b h r c e"], tall: int, wide: int) -> Float[Tensor, "w h t e"]:
     cut = x.unflatten(3, (-1, wide)).unflatten(2, (-1, tall))
-    return cut.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
+    windows: Tensor = cut.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
+    return windows
 
 
 def _strips(side: int, window: int) -> list[tuple[int, int, int]]:

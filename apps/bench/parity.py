@@ -1,17 +1,23 @@
-"""Parity: our language model against transformers, on the real weights, in float32: logits and greedy tokens."""
+"""Parity: our models against transformers in float32, on real weights and, by family, on tiny ones: logits and greedy tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from mmsdk.apps.checkpoints.qwen_vl import KINDS as QWEN_KINDS
+from mmsdk.apps.checkpoints.qwen_vl import Kind as QwenKind
+from mmsdk.apps.checkpoints.qwen_vl import QwenReplica
+from mmsdk.apps.checkpoints.seeing import compared, prompts
 from mmsdk.apps.console import Cell
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
+from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.kv.dense import DenseCache
@@ -33,16 +39,25 @@ PROMPTS = (
     "The red cube is left of the",
 )
 
+# Greedy tokens of a tiny model.
+_SAID = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """Compares on `prompts` prompts (at most 10), `tokens` greedy tokens each."""
+    """Compares on `prompts` prompts (at most 10), `tokens` greedy tokens each of the real model and at most 32 of tiny ones."""
 
     prompts: int = 10
     tokens: int = 128
 
     def __call__(self) -> list[dict[str, Cell]]:
-        """One row {model, max_abs_logit_diff, greedy_match, tokens}; greedy_match is the share of prompts with identical tokens."""
+        """Rows {model, max_abs_logit_diff, greedy_match, tokens}, of tiny models by their `model_type`.
+
+        greedy_match is the share of prompts with identical tokens.
+        """
+        return [self._real(), *(self._seeing(kind) for kind in QWEN_KINDS)]
+
+    def _real(self) -> dict[str, Cell]:
         path = pull("mini")["language"]
         prompts, ours, words = _ours(path, PROMPTS[: self.prompts], self.tokens)
         theirs, logits = _theirs(path, prompts, self.tokens)
@@ -52,14 +67,20 @@ class Parity:
             (_logits(ours, torch.tensor([prompt + other])) - reference).abs().max().item()
             for prompt, other, reference in zip(prompts, theirs, logits, strict=True)
         ]
-        return [
-            {
-                "model": "SmolLM2-135M-Instruct float32",
-                "max_abs_logit_diff": max(apart),
-                "greedy_match": sum(same) / len(same),
-                "tokens": len(same) * self.tokens,
-            }
-        ]
+        return _row("SmolLM2-135M-Instruct float32", apart, same, len(same) * self.tokens)
+
+    def _seeing(self, kind: QwenKind) -> dict[str, Cell]:
+        tokens = min(self.tokens, _SAID)
+        with TemporaryDirectory() as folder:
+            replica = QwenReplica.write(kind, Path(folder))
+            vlm = open_model(folder, torch.float32, torch.device("cpu"))
+            found = [compared(replica, vlm, prompt, tokens) for prompt in prompts(self.prompts, clips=True)]
+        apart, same = [one.apart for one in found], [one.same for one in found]
+        return _row(kind, apart, same, len(same) * tokens)
+
+
+def _row(model: str, apart: Sequence[float], same: Sequence[bool], tokens: int) -> dict[str, Cell]:
+    return {"model": model, "max_abs_logit_diff": max(apart), "greedy_match": sum(same) / len(same), "tokens": tokens}
 
 
 def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]], Decoder, list[list[int]]]:

@@ -5,7 +5,7 @@ template, in which places of pictures and clips are widened as the processors do
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,8 +97,8 @@ class QwenReplica:
         ]
         text = self.tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
         runs = {
-            "<|image_pad|>": iter("<|image_pad|>" * _tokens(grid) for _, grid in pictures),
-            "<|video_pad|>": iter(self._widened(item, grid) for item, (_, grid) in zip(_videos(prompt), clips, strict=True)),
+            "<|image_pad|>": ["<|image_pad|>" * _tokens(grid) for _, grid in pictures],
+            "<|video_pad|>": [self._widened(item, grid) for item, (_, grid) in zip(_videos(prompt), clips, strict=True)],
         }
         ids = self.tokenizer(_replaced(text, runs), return_tensors="pt")["input_ids"]
         image, video = (self.tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL[-2:])
@@ -221,7 +221,7 @@ def _resized(frame: UInt8[Tensor, "3 h w"], size: tuple[int, int]) -> UInt8[np.n
     return np.asarray(done)
 
 
-def _replaced(text: str, runs: dict[str, Iterator[str]]) -> str:
+def _replaced(text: str, runs: Mapping[str, Iterable[str]]) -> str:
     for token, run in runs.items():
         parts = text.split(token)
         text = "".join(itertools.chain(*zip(parts, [*run, ""], strict=True)))

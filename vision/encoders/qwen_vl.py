@@ -57,7 +57,7 @@ class QwenVL:
 
     def moments(self, times: Float[Tensor, " f"]) -> Float[Tensor, " s"]:
         """The seconds of each step of frames at these."""
-        steps = _filled(times, self.clip.time).unflatten(0, (-1, self.clip.time))
+        steps: Tensor = _filled(times, self.clip.time).unflatten(0, (-1, self.clip.time))
         return steps[:, 0] if self.moment == "first" else (steps[:, 0] + steps[:, -1]) / 2
 
     @torch.no_grad()
@@ -96,7 +96,8 @@ class QwenVL:
         steps = _filled(pixels, fit.time).unflatten(0, (-1, fit.time))
         cut = steps.unflatten(4, (grid[1], fit.patch)).unflatten(3, (grid[0], fit.patch))
         # [b time 3 rows patch columns patch] by patch
-        return cut.permute(0, 3, 5, 2, 1, 4, 6).flatten(3).flatten(1, 2)
+        patches: Tensor = cut.permute(0, 3, 5, 2, 1, 4, 6).flatten(3).flatten(1, 2)
+        return patches
 
     def _tokens(self, item: Media, seen: Sequence[TowerOutput], grid: tuple[int, int, int]) -> VisualTokens:
         features, saliency, keys = (
