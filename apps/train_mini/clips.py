@@ -9,7 +9,6 @@ from mmsdk.apps.train_mini.scenes import Artist, Thing
 __all__ = ["FRAMES", "Actor", "Clip", "clip"]
 
 FRAMES = 8
-_STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,10 @@ def read(path: Path) -> Shard:
 
 def _read(path: Path, notes: Path) -> Shard:
     data = load_file(path)
-    samples = tuple(_sample(n) for n in json.loads(notes.read_text()))
+    try:
+        samples = tuple(_sample(n) for n in json.loads(notes.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"does not describe samples ({error!r}); remove it and {path.name}", item=str(notes)) from error
     if len(samples) != len(data["features"]):
         raise InputError(f"has {len(data['features'])} rows, {notes.name} describes {len(samples)}; remove both", item=str(path))
     return Shard(samples, data["features"], data["counts"], data["grids"])

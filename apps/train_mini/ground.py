@@ -53,7 +53,6 @@ class Patches:
     features: Tensor
     places: Tensor
     labels: Tensor
-    sample: Tensor
 
 
 def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int = 0) -> Patches:
@@ -63,7 +62,7 @@ def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int =
     what lies on the table: the rest is in every one of them.
     """
     rng = np.random.default_rng(seed)
-    features, places, labels, owners = [], [], [], []
+    features, places, labels = [], [], []
     for i, sample in enumerate(shard.samples):
         if (sample.scene is not None and sample.scene.photo is not None) or (sample.clip is not None and sample.clip.story == "robot"):
             continue
@@ -79,10 +78,9 @@ def gather(shard: Shard, table: WordTable, *, backgrounds: int = 16, seed: int =
         tokens = shard.tokens(i, torch.tensor(chosen))
         features.append(tokens.features.half())
         places.append(place_features(tokens))
-        owners += [i] * len(chosen)
         plain = sample.scene.background if sample.scene is not None else ""
         labels += [_label(table, grid, index, on.get(index), plain) for index in chosen]
-    return Patches(torch.cat(features), torch.cat(places), torch.tensor(labels), torch.tensor(owners))
+    return Patches(torch.cat(features), torch.cat(places), torch.tensor(labels))
 
 
 def _label(table: WordTable, grid: Sequence[int], index: int, thing: Thing | None, background: str) -> tuple[int, int, int, int]:
@@ -95,7 +93,7 @@ def _label(table: WordTable, grid: Sequence[int], index: int, thing: Thing | Non
 
 
 def joined(parts: Sequence[Patches]) -> Patches:
-    """All of them as one; samples keep their numbers within their part."""
+    """All of them as one."""
     return Patches(*(torch.cat([getattr(part, f.name) for part in parts]) for f in dataclasses.fields(Patches)))
 
 

@@ -8,7 +8,7 @@ import functools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,6 @@ class Scene:
     background: str = ""
     photo: tuple[str, str] | None = None
     suite: str = "scene"
-    extra: dict[str, str] = field(default_factory=dict)
 
 
 def _shape_points(shape: str, r: float) -> list[tuple[float, float]]:

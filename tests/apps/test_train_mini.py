@@ -1,5 +1,6 @@
 """Training of mini: its pass is the decoder's own, scenes keep what is held out, answers are true, a resumed run is the same run."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from mmsdk.apps.train_mini import finetune as tuning
 from mmsdk.apps.train_mini import loop, packing
 from mmsdk.apps.train_mini import vocabulary as words
 from mmsdk.apps.train_mini.clips import Clip, clip
-from mmsdk.apps.train_mini.features import Sample, Shard, build, cells_of, media_of
+from mmsdk.apps.train_mini.features import Sample, Shard, build, cells_of, media_of, read
 from mmsdk.apps.train_mini.questions import about_scene
 from mmsdk.apps.train_mini.questions_clip import about_clip
 from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
@@ -237,6 +238,21 @@ def test_a_shard_that_does_not_say_what_it_was_made_from_is_used_with_a_warning(
     path.with_suffix(".json").write_text("[]")
     with pytest.warns(UserWarning, match="does not say"), pytest.raises(InputError, match=r"has 4 rows, shard\.json describes 0"):
         build(path, never(), 4, eyes(), origin="here")
+
+
+def test_a_shard_of_an_earlier_day_is_read_whatever_else_its_notes_say(tmp_path: Path) -> None:
+    path, notes = tmp_path / "shard.safetensors", tmp_path / "shard.json"
+    made = build(path, iter(seen()), 4, eyes(), origin="here")
+    old = json.loads(notes.read_text())
+    old[0]["scene"]["extra"] = {}
+    notes.write_text(json.dumps(old))
+    found = read(path)
+    assert torch.equal(found.features, made.features)
+    assert found.samples[0].scene.background == made.samples[0].scene.background == "red"
+    del old[1]["scene"]["things"]
+    notes.write_text(json.dumps(old))
+    with pytest.raises(InputError, match=r"shard\.json: does not describe samples \(KeyError\('things'\)\); remove it and shard\.saf"):
+        read(path)
 
 
 def test_missing_fonts_are_told_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
