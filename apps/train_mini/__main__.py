@@ -8,7 +8,7 @@ import argparse
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -109,14 +109,19 @@ def _ground(
     parts = [grounding.gather(shard, table) for shard in shards]
     grounding.ground(projector, grounding.joined(parts), table, steps=args.ground_steps, seed=args.seed)
     print("nearest words right on held-out patches:", grounding.probe(projector, grounding.gather(held, table), table))
-    save_file(projector.state_dict(), path)
+    _write(path, projector.state_dict(), {})
 
 
 def export(path: Path, projector: Projector, adapters: tuning.Adapters) -> None:
-    """Write the file that ships: 16-bit projector and updates, whole or not at all."""
+    """Write the file that ships: 16-bit projector and updates."""
     tensors = {f"projector.{k}": v for k, v in projector.state_dict().items()} | adapters.tensors()
+    _write(path, {k: v.detach().half() for k, v in tensors.items()}, {"middle": ",".join(map(str, MIDDLE))})
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """A file of tensors, from whatever device, whole or not at all."""
     part = path.with_suffix(".part")
-    save_file({k: v.detach().half().contiguous() for k, v in tensors.items()}, part, metadata={"middle": ",".join(map(str, MIDDLE))})
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, metadata=metadata)
     os.replace(part, path)
 
 
