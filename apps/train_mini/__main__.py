@@ -23,6 +23,7 @@ from mmsdk.apps.train_mini.features import Renders, Shard, build, draw
 from mmsdk.apps.train_mini.renders import render
 from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import InputError
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.mini.words import ADAPTER
 from mmsdk.models.types import Tokenizer
@@ -44,6 +45,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mmsdk.apps.train_mini", description=(__doc__ or "").splitlines()[0])
     recipe = tuning.Recipe()
     parser.add_argument("--folder", type=Path, default=Path("build/train_mini"), help="where shards and checkpoints are kept")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto is a GPU where there is one")
     parser.add_argument("--shards", type=int, default=4, help="shards of 3,000 drawn samples")
     parser.add_argument("--backdrops", type=int, default=1500, help="more scenes, each drawn on one of two dozen further pictures")
     parser.add_argument("--renders", type=int, default=2400, help="pictures of the robot simulators (0: none; needs mmsdk[robots])")
@@ -58,13 +60,21 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _encoder(dtype: torch.dtype) -> Encoder:
-    return Encoder(Dinov2(vit_from_onnx(pull("mini")["encoder"]).to(dtype), MIDDLE), Preprocess(), batch=16)
+def _device(name: str) -> torch.device:
+    """Where to train. Raises InputError for a GPU that torch does not see."""
+    here = torch.cuda.is_available()
+    if name == "cuda" and not here:
+        raise InputError("torch sees no GPU here; leave it out to train on the processor", item="--device cuda")
+    return torch.device("cuda" if here and name != "cpu" else "cpu")
 
 
-def _shards(args: argparse.Namespace, dtype: torch.dtype) -> tuple[list[Shard], Shard, Shard | None]:
+def _encoder(device: torch.device, dtype: torch.dtype) -> Encoder:
+    return Encoder(Dinov2(vit_from_onnx(pull("mini")["encoder"]).to(device, dtype), MIDDLE), Preprocess(), batch=16)
+
+
+def _shards(args: argparse.Namespace, encoder: Encoder) -> tuple[list[Shard], Shard, Shard | None]:
     """(training shards, held-out drawn shard, held-out renders)."""
-    emoji, photos, encoder = pull("emoji")["images"], pull("photos")["images"], _encoder(dtype)
+    emoji, photos = pull("emoji")["images"], pull("photos")["images"]
     artist, unseen = Artist(emoji, photos), Artist(emoji, photos, held_out=True)
     train = [_drawn(args.folder / f"train{i}.safetensors", artist, args.seed + i, (2500, 200, 300), encoder) for i in range(args.shards)]
     if args.backdrops:
@@ -143,11 +153,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = _arguments(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(args.seed)
-    dtype = getattr(torch, args.dtype)
+    device, dtype = _device(args.device), getattr(torch, args.dtype)
     config, state, tokenizer = read_gguf(pull("mini")["language"], torch.float32)
-    decoder = Decoder.of(config, {k: v.to(dtype) for k, v in state.items()}).requires_grad_(False)
-    shards, held, held_robot = _shards(args, dtype)
-    projector = Projector(ProjectorConfig(vision=shards[0].features.shape[2]))
+    decoder = Decoder.of(config, {k: v.to(device, dtype) for k, v in state.items()}).requires_grad_(False)
+    shards, held, held_robot = _shards(args, _encoder(device, dtype))
+    projector = Projector(ProjectorConfig(vision=shards[0].features.shape[2])).to(device)
     _ground(args, projector, shards, held, decoder, tokenizer)
     recipe = tuning.Recipe(steps=args.steps, full_steps=args.full_steps, rows=args.rows, seed=args.seed)
     adapters = tuning.Adapters(decoder, recipe.rank, recipe.scale, recipe.seed)

@@ -44,7 +44,7 @@ class Recipe:
 
 
 class Adapters(nn.Module):
-    """Low-rank updates of every linear layer of the decoder: W + scale * b @ a, kept in fp32."""
+    """Low-rank updates of every linear layer of the decoder: W + scale * b @ a, kept in fp32 beside it, the same ones on every device."""
 
     def __init__(self, decoder: Decoder, rank: int, scale: float, seed: int) -> None:
         super().__init__()
@@ -57,8 +57,9 @@ class Adapters(nn.Module):
             for linear in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
                 out, inner = linear.weight.shape
                 bound = 1 / math.sqrt(inner)
-                self.a.append(nn.Parameter((torch.rand(rank, inner, generator=generator) * 2 - 1) * bound))
-                self.b.append(nn.Parameter(torch.zeros(out, rank)))
+                first = (torch.rand(rank, inner, generator=generator) * 2 - 1) * bound
+                self.a.append(nn.Parameter(first.to(linear.weight.device)))
+                self.b.append(nn.Parameter(torch.zeros(out, rank, device=linear.weight.device)))
 
     def tensors(self) -> dict[str, Tensor]:
         """`lora.{layer}.{name}.{a|b}`, the scale folded into b."""
@@ -129,14 +130,14 @@ def forward(
     decoder: Decoder, projector: Projector, adapters: Sequence[tuple[Tensor, Tensor]], batch: Batch,
     layer: Callable[..., Tensor] = layer_forward,
 ) -> Tensor:  # fmt: skip
-    """The final hidden states [answers, d] at the positions that predict answer tokens."""
+    """The final hidden states [answers, d] at the positions that predict answer tokens; everything on the device of the batch."""
     config = decoder.config
-    dtype = decoder.embedding.weight.dtype
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+    dtype, device = decoder.embedding.weight.dtype, batch.ids.device
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         seen = projector(batch.features, batch.places)
     x = F.embedding(batch.ids, decoder.embedding.weight).flatten(0, 1).index_copy(0, batch.visual, seen.to(dtype))
     x = x.view(*batch.ids.shape, -1)
-    frequency = config.rope_theta ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+    frequency = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, device=device) / config.head_dim)
     angle = batch.positions[:, None, :, None] * frequency
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     heads = (config.heads, config.kv_heads, config.head_dim)

@@ -98,7 +98,7 @@ def joined(parts: Sequence[Patches]) -> Patches:
 
 
 def _targets(labels: Tensor, table: WordTable) -> Tensor:
-    total = torch.zeros(len(labels), next(iter(table.vectors.values())).shape[1])
+    total = torch.zeros(len(labels), next(iter(table.vectors.values())).shape[1], device=labels.device)
     for column, slot in enumerate(_SLOTS):
         index = labels[:, column]
         total += table.vectors[slot][index.clamp(min=0)] * (index >= 0).unsqueeze(1)
@@ -111,9 +111,10 @@ def _logits(z: Tensor, table: WordTable, slot: str, mean: Tensor) -> Tensor:
 
 
 def ground(projector: Projector, patches: Patches, table: WordTable, *, steps: int = 1200, batch: int = 2048, seed: int = 0) -> float:
-    """Train the projector in place (fp32, AdamW, one cycle); returns the last running loss."""
+    """Train the projector in place (fp32, AdamW, one cycle), on its device and that of the table; returns the last running loss."""
+    device = projector.up.weight.device
     generator = torch.Generator().manual_seed(seed)
-    sample_targets = _targets(patches.labels[:: max(1, len(patches.labels) // 20000)], table)
+    sample_targets = _targets(patches.labels[:: max(1, len(patches.labels) // 20000)].to(device), table)
     mean, scale = sample_targets.mean(0), sample_targets.std()
     optimiser = torch.optim.AdamW(projector.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps, pct_start=0.1)
@@ -121,9 +122,9 @@ def ground(projector: Projector, patches: Patches, table: WordTable, *, steps: i
     with tqdm(range(steps), desc="grounding", unit="step", mininterval=2) as bar:
         for step in bar:
             pick = torch.randint(len(patches.labels), (batch,), generator=generator)
-            labels = patches.labels[pick]
-            with torch.autocast("cpu", torch.bfloat16):
-                out = projector(patches.features[pick].float(), patches.places[pick])
+            features, places, labels = (x[pick].to(device) for x in (patches.features, patches.places, patches.labels))
+            with torch.autocast(device.type, torch.bfloat16):
+                out = projector(features.float(), places)
             z = (out.float() - mean) / scale
             loss = F.mse_loss(z, (_targets(labels, table) - mean) / scale)
             for column, slot in enumerate(_SLOTS):
@@ -143,11 +144,14 @@ def ground(projector: Projector, patches: Patches, table: WordTable, *, steps: i
 @torch.no_grad()
 def probe(projector: Projector, patches: Patches, table: WordTable) -> dict[str, float]:
     """Share of patches whose nearest word is the right one, per slot."""
-    out = torch.cat([projector(f.float(), p) for f, p in zip(patches.features.split(8192), patches.places.split(8192), strict=True)])
-    mean = _targets(patches.labels, table).mean(0)
+    device = projector.up.weight.device
+    parts = zip(patches.features.split(8192), patches.places.split(8192), strict=True)
+    out = torch.cat([projector(features.to(device).float(), places.to(device)) for features, places in parts])
+    every = patches.labels.to(device)
+    mean = _targets(every, table).mean(0)
     found = {}
     for column, slot in enumerate(_SLOTS):
-        labels = patches.labels[:, column]
+        labels = every[:, column]
         real = labels >= 0
         if bool(real.any()):
             found[slot] = float((_logits(out, table, slot, mean).argmax(1) == labels)[real].float().mean())

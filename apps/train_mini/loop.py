@@ -101,7 +101,7 @@ def _rate(recipe: Recipe, step: int) -> float:
 
 
 def save(folder: Path, step: int, projector: Projector, adapters: Adapters, optimiser: torch.optim.Optimizer) -> None:
-    """Everything a resumed run needs, written whole or not at all."""
+    """Everything a resumed run needs, on whatever device; written whole or not at all."""
     tensors = {f"projector.{k}": v for k, v in projector.state_dict().items()}
     tensors |= {f"adapters.{k}": v for k, v in adapters.state_dict().items()}
     for group in optimiser.state_dict()["state"].items():
@@ -111,7 +111,7 @@ def save(folder: Path, step: int, projector: Projector, adapters: Adapters, opti
 
 
 def resume(folder: Path, projector: Projector, adapters: Adapters, optimiser: torch.optim.Optimizer) -> int:
-    """Load the checkpoint, if there is one; returns the step to go on with."""
+    """Load the checkpoint, if there is one, to where the modules are; returns the step to go on with."""
     path = folder / "checkpoint.safetensors"
     if not path.exists():
         return 0
@@ -132,7 +132,7 @@ def finetune(
     decoder: Decoder, projector: Projector, adapters: Adapters, shards: Sequence[Shard], tokenizer: Tokenizer, recipe: Recipe, folder: Path,
     layer: Callable[..., Tensor] = layer_forward, stop_after: int | None = None,
 ) -> None:  # fmt: skip
-    """Train in place from the last checkpoint in `folder` to the end (or `stop_after` steps); Ctrl-C saves before it leaves."""
+    """Train in place, where the decoder is, from the last checkpoint in `folder` on (for `stop_after` steps); Ctrl-C saves before it leaves."""
     optimiser = torch.optim.AdamW(
         [{"params": adapters.parameters(), "lr": recipe.lr}, {"params": projector.parameters(), "lr": recipe.projector_lr}],
         betas=(0.9, 0.98), weight_decay=0.01, fused=True,
@@ -141,11 +141,11 @@ def finetune(
     first = resume(folder, projector, adapters, optimiser)
     mixture, running = Mixture(shards), {"loss": 0.0, "right": 0.0}
     cache: dict[str, list[int]] = {}
-    dtype = decoder.embedding.weight.dtype
+    dtype, device = decoder.embedding.weight.dtype, decoder.embedding.weight.device
     stopping = _Stop()
     with tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, desc="fine-tuning", unit="step", mininterval=10) as bar:
         for step in bar:
-            batch = batch_of(mixture, recipe, step, tokenizer, cache)
+            batch = batch_of(mixture, recipe, step, tokenizer, cache).to(device)
             for group, peak in zip(optimiser.param_groups, peaks, strict=True):
                 group["lr"] = peak * _rate(recipe, step)
             hidden = forward(decoder, projector, adapters.cast(dtype), batch, layer)
@@ -201,9 +201,10 @@ def evaluate(
         rng = np.random.default_rng((seed, start))
         seen = [rows[(start + i + 1) % len(rows)] for i in range(len(group))] if shuffled else group
         longest = int(shard.counts[[*group, *seen]].max())
-        batch = pack(shard, group, longest + room, [longest] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0, seen, once=True)
+        packed = pack(shard, group, longest + room, [longest] * len(group), tokenizer, rng, cache, 1.0 if blind else 0.0, seen, once=True)
+        batch = packed.to(decoder.embedding.weight.device)
         _, right = loss_of(decoder, forward(decoder, projector, cast, batch), batch)
-        wrong = torch.zeros(len(batch.kinds)).index_add(0, batch.owner, (~right).float())
+        wrong = torch.zeros(len(batch.kinds), device=right.device).index_add(0, batch.owner, (~right).float())
         for kind, misses in zip(batch.kinds, wrong.tolist(), strict=True):
             hits.setdefault(kind, []).append(misses == 0)
     return {kind: (len(found), sum(found) / len(found)) for kind, found in sorted(hits.items())}

@@ -7,7 +7,7 @@ subset, so dropping tokens later is nothing new. A few rows are blind, so the mo
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,6 +50,15 @@ class Batch:
     weights: Tensor
     owner: Tensor
     kinds: tuple[str, ...]
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same rows on a device: packed on the processor, wherever they are trained on, so that a step is the same rows everywhere."""
+        return replace(
+            self,
+            ids=self.ids.to(device), positions=self.positions.to(device), mask=self.mask.to(device), visual=self.visual.to(device),
+            features=self.features.to(device), places=self.places.to(device), answers=self.answers.to(device),
+            labels=self.labels.to(device), weights=self.weights.to(device), owner=self.owner.to(device),
+        )  # fmt: skip
 
 
 def _pair(qa: QA, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> tuple[list[int], list[int]]:
