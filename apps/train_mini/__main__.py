@@ -2,12 +2,14 @@
 
 Draws the data and encodes it into shards, grounds the projector, fine-tunes by low-rank adapters, writes the adapter file and prints
 the accuracy on held-out data. Every stage leaves its result in the folder and is skipped when it is there.
+Exit codes are those of `mmsdk`: 130 where Ctrl-C ended it, 2 for what the user can mend, 1 for weights that cannot be had.
 """
 
 import argparse
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmsdk.apps.interrupts import INTERRUPTED
 from mmsdk.apps.train_mini import finetune as tuning
 from mmsdk.apps.train_mini import ground as grounding
 from mmsdk.apps.train_mini import loop
@@ -23,7 +26,7 @@ from mmsdk.apps.train_mini.features import Renders, Shard, build, draw
 from mmsdk.apps.train_mini.renders import render
 from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import InputError
+from mmsdk.errors import InputError, MmsdkError, WeightsError
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.mini.words import ADAPTER
 from mmsdk.models.types import Tokenizer
@@ -148,24 +151,44 @@ def _report(
                 print(json.dumps({"family": family, "mode": name, **{k: [n, round(v, 3)] for k, (n, v) in found.items()}}))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run all stages that are not done yet."""
-    args = _arguments(argv)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(args.seed)
-    device, dtype = _device(args.device), getattr(torch, args.dtype)
-    config, state, tokenizer = read_gguf(pull("mini")["language"], torch.float32)
-    decoder = Decoder.of(config, {k: v.to(device, dtype) for k, v in state.items()}).requires_grad_(False)
-    shards, held, held_robot = _shards(args, _encoder(device, dtype))
-    projector = Projector(ProjectorConfig(vision=shards[0].features.shape[2])).to(device)
-    _ground(args, projector, shards, held, decoder, tokenizer)
+def _train(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, shards: Sequence[Shard], held: Sequence[Shard]) -> int:
+    """The stages after the shards: ground, fine-tune, and, where that came to its end, write the adapter and report; the exit code."""
+    device = decoder.embedding.weight.device
+    projector = Projector(ProjectorConfig(shards[0].features.shape[2], language=decoder.config.width)).to(device)
+    _ground(args, projector, shards, held[0], decoder, tokenizer)
     recipe = tuning.Recipe(steps=args.steps, full_steps=args.full_steps, rows=args.rows, seed=args.seed)
     adapters = tuning.Adapters(decoder, recipe.rank, recipe.scale, recipe.seed)
     layer: Callable[..., Tensor] = tuning.layer_forward if args.no_compile else torch.compile(tuning.layer_forward, dynamic=False)
-    loop.finetune(decoder, projector, adapters, shards, tokenizer, recipe, args.folder, layer)
+    if not loop.finetune(decoder, projector, adapters, shards, tokenizer, recipe, args.folder, layer):
+        print(f"\nstopped; what was learnt is kept in {args.folder}, and the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
     export(args.folder / ADAPTER, projector, adapters)
-    _report(decoder, projector, adapters, [held, *([held_robot] if held_robot else [])], tokenizer, args.evaluate)
+    _report(decoder, projector, adapters, held, tokenizer, args.evaluate)
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    device, dtype = _device(args.device), getattr(torch, args.dtype)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(args.seed)
+    config, state, tokenizer = read_gguf(pull("mini")["language"], torch.float32)
+    decoder = Decoder.of(config, {k: v.to(device, dtype) for k, v in state.items()}).requires_grad_(False)
+    shards, held, held_robot = _shards(args, _encoder(device, dtype))
+    return _train(args, decoder, tokenizer, shards, [held, *([held_robot] if held_robot else [])])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all stages that are not done yet; the exit code. What the user can mend is one line on stderr, without a traceback."""
+    args = _arguments(argv)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from the last stage or checkpoint", file=sys.stderr)
+        return INTERRUPTED
+    except MmsdkError as error:
+        print(f"train_mini: {error}", file=sys.stderr)
+        return 1 if isinstance(error, WeightsError) else 2
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -131,8 +131,11 @@ def resume(folder: Path, projector: Projector, adapters: Adapters, optimiser: to
 def finetune(
     decoder: Decoder, projector: Projector, adapters: Adapters, shards: Sequence[Shard], tokenizer: Tokenizer, recipe: Recipe, folder: Path,
     layer: Callable[..., Tensor] = layer_forward, stop_after: int | None = None,
-) -> None:  # fmt: skip
-    """Train in place, where the decoder is, from the last checkpoint in `folder` on (for `stop_after` steps); Ctrl-C saves before it leaves."""
+) -> bool:  # fmt: skip
+    """Train in place, on the decoder's device, from the last checkpoint in `folder` to the end; returns whether it came there.
+
+    The first Ctrl-C ends it after the step that is being made, `stop_after` after so many, the checkpoint saved; the second one at once.
+    """
     optimiser = torch.optim.AdamW(
         [{"params": adapters.parameters(), "lr": recipe.lr}, {"params": projector.parameters(), "lr": recipe.projector_lr}],
         betas=(0.9, 0.98), weight_decay=0.01, fused=True,
@@ -142,8 +145,8 @@ def finetune(
     mixture, running = Mixture(shards), {"loss": 0.0, "right": 0.0}
     cache: dict[str, list[int]] = {}
     dtype, device = decoder.embedding.weight.dtype, decoder.embedding.weight.device
-    stopping = _Stop()
-    with tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, desc="fine-tuning", unit="step", mininterval=10) as bar:
+    bar = tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, desc="fine-tuning", unit="step", mininterval=10)
+    with bar, _Stop() as stopping:
         for step in bar:
             batch = batch_of(mixture, recipe, step, tokenizer, cache).to(device)
             for group, peak in zip(optimiser.param_groups, peaks, strict=True):
@@ -158,28 +161,31 @@ def finetune(
             running["loss"] = keep * running["loss"] + (1 - keep) * float(loss.detach())
             running["right"] = keep * running["right"] + (1 - keep) * float(right.float().mean())
             bar.set_postfix(loss=f"{running['loss']:.3f}", right=f"{running['right']:.3f}", refresh=False)
-            last = step + 1 == recipe.steps or stopping.asked or (stop_after is not None and step + 1 - first >= stop_after)
-            if last or (step + 1) % 50 == 0:
+            cut = stopping.asked or (stop_after is not None and step + 1 - first >= stop_after)
+            if cut or step + 1 == recipe.steps or (step + 1) % 50 == 0:
                 save(folder, step + 1, projector, adapters, optimiser)
                 with (folder / "log.jsonl").open("a") as log:
                     log.write(json.dumps({"step": step + 1, **{k: round(v, 4) for k, v in running.items()}}) + "\n")
-            if last:
-                break
-    stopping.restore()
+            if cut:
+                return not stopping.asked and step + 1 == recipe.steps
+    return True
 
 
 class _Stop:
-    """Turns the first Ctrl-C into a wish to stop after this step."""
+    """Within, the first Ctrl-C is a wish to stop after this step; after it, and outside, Ctrl-C is what it was."""
 
     def __init__(self) -> None:
         self.asked = False
+
+    def __enter__(self) -> "_Stop":
         self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
 
     def _ask(self, *_: object) -> None:
         self.asked = True
-        signal.signal(signal.SIGINT, self._before)
-
-    def restore(self) -> None:
         signal.signal(signal.SIGINT, self._before)
 
 
