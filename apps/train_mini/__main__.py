@@ -23,6 +23,7 @@ from mmsdk.apps.train_mini import ground as grounding
 from mmsdk.apps.train_mini import loop
 from mmsdk.apps.train_mini.clips import Clip
 from mmsdk.apps.train_mini.features import Renders, Shard, build, draw
+from mmsdk.apps.train_mini.needs import check_compiling, check_rendering
 from mmsdk.apps.train_mini.renders import render
 from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.decoder.transformer import Decoder
@@ -69,6 +70,14 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not here:
         raise InputError("torch sees no GPU here; leave it out to train on the processor", item="--device cuda")
     return torch.device("cuda" if here and name != "cpu" else "cpu")
+
+
+def _check(args: argparse.Namespace, device: torch.device) -> None:
+    """Raises InputError, naming the fix, for what would fail after hours."""
+    if device.type == "cpu" and not args.no_compile:
+        check_compiling()
+    if args.renders and not all((args.folder / f"{name}.safetensors").exists() for name in ("robot", "held_robot")):
+        check_rendering()
 
 
 def _encoder(device: torch.device, dtype: torch.dtype) -> Encoder:
@@ -169,6 +178,7 @@ def _train(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, sha
 
 def _run(args: argparse.Namespace) -> int:
     device, dtype = _device(args.device), getattr(torch, args.dtype)
+    _check(args, device)
     args.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(args.seed)
     config, state, tokenizer = read_gguf(pull("mini")["language"], torch.float32)

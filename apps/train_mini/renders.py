@@ -5,7 +5,6 @@ suite is a part on disk, so that a run that was cut goes on where it stopped; th
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import mmsdk
+from mmsdk.apps.train_mini.needs import check_rendering, screenless
 from mmsdk.errors import InputError
 
 __all__ = ["render"]
@@ -23,10 +23,12 @@ def render(folder: Path, *, images: int, clips: int, seed: int, size: int = 224,
     """Fill `folder` with `images` pictures and `clips` clips of `size` x `size`, the same ones for the same seed.
 
     One in six pictures and three in 28 clips show the Fetch arm, the others Meta-World. Seeds from 10,000 on are meant as held out.
-    Raises InputError for counts that are not positive.
+    Raises InputError for counts that are not positive, where rendering lacks something (the message says what to install), and where a
+    suite fails, which then has said why.
     """
     if images < 1 or clips < 1 or size < 32:
         raise InputError(f"images={images}, clips={clips}, size={size}: expected at least 1, 1 and 32", item="render")
+    check_rendering()
     parts = folder / "parts" / f"{seed}-{size}-{images}-{clips}"
     fetch = (images // 6, clips * 3 // 28)
     for suite, share in {"metaworld": (images - fetch[0], clips - fetch[1]), "fetch": fetch}.items():
@@ -40,8 +42,9 @@ def render(folder: Path, *, images: int, clips: int, seed: int, size: int = 224,
 def _run(suite: str, arguments: Sequence[str]) -> None:
     """One suite in a process of its own, off screen."""
     command = [sys.executable, "-m", f"mmsdk.apps.train_mini.renders_{suite}", *arguments]
-    env = {**os.environ, "MUJOCO_GL": os.environ.get("MUJOCO_GL", "osmesa")}
-    subprocess.run(command, check=True, env=env, cwd=Path(mmsdk.__file__).parents[1])
+    done = subprocess.run(command, check=False, env=screenless(), cwd=Path(mmsdk.__file__).parents[1])
+    if done.returncode:
+        raise InputError(f"its program ended with exit code {done.returncode}; what it said stands above", item=f"rendering {suite}")
 
 
 def _gather(paths: Sequence[Path], key: str, folder: Path, seed: int) -> None:
