@@ -50,7 +50,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     recipe = tuning.Recipe()
     parser.add_argument("--folder", type=Path, default=Path("build/train_mini"), help="where shards and checkpoints are kept")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto is a GPU where there is one")
-    parser.add_argument("--shards", type=int, default=4, help="shards of 3,000 drawn samples")
+    parser.add_argument("--shards", type=int, default=4, help="shards of drawn samples")
+    parser.add_argument(
+        "--drawn", type=int, nargs=3, default=(2500, 200, 300), metavar=("SCENES", "PHOTOS", "CLIPS"), help="what is in a shard"
+    )
     parser.add_argument("--backdrops", type=int, default=1500, help="more scenes, each drawn on one of two dozen further pictures")
     parser.add_argument("--renders", type=int, default=2400, help="pictures of the robot simulators (0: none; needs mmsdk[robots])")
     parser.add_argument("--ground-steps", type=int, default=2000, help="steps of stage 0")
@@ -88,11 +91,13 @@ def _shards(args: argparse.Namespace, encoder: Encoder) -> tuple[list[Shard], Sh
     """(training shards, held-out drawn shard, held-out renders)."""
     emoji, photos = pull("emoji")["images"], pull("photos")["images"]
     artist, unseen = Artist(emoji, photos), Artist(emoji, photos, held_out=True)
-    train = [_drawn(args.folder / f"train{i}.safetensors", artist, args.seed + i, (2500, 200, 300), encoder) for i in range(args.shards)]
+    scenes, pictures, clips = args.drawn
+    train = [_drawn(args.folder / f"train{i}.safetensors", artist, args.seed + i, tuple(args.drawn), encoder) for i in range(args.shards)]
     if args.backdrops:
         drawn_on = Artist(emoji, photos, backdrops=list(pull("backdrops").values()))
         train.append(_drawn(args.folder / "backdrops.safetensors", drawn_on, args.seed + 1000, (args.backdrops, 0, 0), encoder))
-    held = _drawn(args.folder / "held.safetensors", unseen, HELD_OUT_SEED, (400, 40, 120), encoder)
+    fewer = (-(-4 * scenes // 25), -(-pictures // 5), -(-2 * clips // 5))
+    held = _drawn(args.folder / "held.safetensors", unseen, HELD_OUT_SEED, fewer, encoder)
     if not args.renders:
         return train, held, None
     robot = _rendered(args.folder, "robot", args.renders, 0, encoder)
