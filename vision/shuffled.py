@@ -97,25 +97,27 @@ def _mean(x: Float[Tensor, "v n d"], factor: int) -> Float[Tensor, "m d"]:
 class Splitting:
     """Tiles of Idefics3 and SmolVLM, `side` pixels wide: the longer side of a picture is brought to `longest`, then both to whole tiles.
 
-    Tiles come first, the whole last. Without `split` there is the whole alone.
+    Tiles come first, the whole last. Without `split` there is the whole alone. The longer side of a clip's frames is first brought to
+    `moving`.
     """
 
     side: int
     longest: int
+    moving: int
     split: bool
     by: Filter
     levels: Levels
 
     def shape(self, size: tuple[int, int]) -> tuple[int, int]:
         """See `Tiling`."""
-        height, width = self._tiles(self._first(size))
+        height, width = self._tiles(_brought(size, self.longest))
         rows, columns = height // self.side, width // self.side
         return (rows, columns) if self.split and rows * columns > 1 else (0, 0)
 
     def cut(self, pixels: UInt8[Tensor, "3 h w"]) -> Float[Tensor, "v 3 y x"]:
         """See `Tiling`."""
         height, width = pixels.shape[-2:]
-        first = resized(pixels[None], self._first((height, width)), self.by)
+        first = resized(pixels[None], _brought((height, width), self.longest), self.by)
         if not self.split:
             return self.levels(resized(first, (self.side, self.side), self.by))
         plane = resized(first, self._tiles((first.shape[-2], first.shape[-1])), self.by)
@@ -125,18 +127,8 @@ class Splitting:
     def whole(self, frames: UInt8[Tensor, "f 3 h w"]) -> Float[Tensor, "f 3 y x"]:
         """See `Tiling`."""
         height, width = frames.shape[-2:]
-        return self.levels(resized(resized(frames, self._first((height, width)), self.by), (self.side, self.side), self.by))
-
-    def _first(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The longer side at `longest`, the other in proportion and even; neither beyond the most there is."""
-        height, width = _proportional(size, self.longest)
-        # the longer side is what settings say, even or not
-        even = (height + height % 2, width) if size[1] >= size[0] else (height, width + width % 2)
-        tall, wide = max(even[0], 1), max(even[1], 1)
-        if max(tall, wide) <= _LONGEST:
-            return tall, wide
-        height, width = _proportional((tall, wide), _LONGEST)
-        return max(height, 1), max(width, 1)
+        first = resized(frames, _brought((height, width), self.moving), self.by)
+        return self.levels(resized(first, (self.side, self.side), self.by))
 
     def _tiles(self, size: tuple[int, int]) -> tuple[int, int]:
         """Both sides as whole tiles, the longer one first and the other in proportion to it."""
@@ -146,6 +138,18 @@ class Splitting:
             return math.ceil(int(wide / (width / height)) / self.side) * self.side, wide
         tall = -(-height // self.side) * self.side
         return tall, math.ceil(int(tall * (width / height)) / self.side) * self.side
+
+
+def _brought(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """The longer side at `longest`, the other in proportion and even; neither beyond the most there is."""
+    height, width = _proportional(size, longest)
+    # the longer side is what settings say, even or not
+    even = (height + height % 2, width) if size[1] >= size[0] else (height, width + width % 2)
+    tall, wide = max(even[0], 1), max(even[1], 1)
+    if max(tall, wide) <= _LONGEST:
+        return tall, wide
+    height, width = _proportional((tall, wide), _LONGEST)
+    return max(height, 1), max(width, 1)
 
 
 def _proportional(size: tuple[int, int], longest: int) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def sight_of(folder: Folder, checkpoint: Checkpoint, dtype: torch.dtype, device:
     cells, factor = vit.config.grid, folder.config.whole("scale_factor", 2)
     if factor < 1 or cells % factor:
         raise folder.config.wrong("scale_factor", f"what divides the {cells} patches of a side")
-    tiling = _tiling(folder.pictures, cells * vit.config.patch)
+    tiling = _tiling(folder, cells * vit.config.patch)
     views = Shuffled(tiling, cells, factor, vit.config.width * factor**2)
     return Tiled(States(vit), views), views
 
@@ -78,16 +78,22 @@ def projector_of(checkpoint: Checkpoint, vision: int, language: int, dtype: torc
     return Projected(filled(connector, checkpoint.under(_CONNECTOR), dtype, device, "the connector"))
 
 
-def _tiling(pictures: Fields, side: int) -> Splitting:
+def _tiling(folder: Folder, side: int) -> Splitting:
+    pictures, clips = folder.pictures, folder.clips
     tile = pictures.group("max_image_size").whole("longest_edge", side)
     if tile != side:
         raise pictures.wrong("max_image_size", f"{side} pixels, as the vision tower sees them")
-    longest = pictures.group("size").whole("longest_edge", 4 * side)
-    if longest < 1:
-        raise pictures.wrong("size", "a longest_edge of at least one pixel")
-    return Splitting(
-        side, longest, pictures.flag("do_image_splitting", default=True), filter_of(pictures, "lanczos"), levels_of(pictures, HALVES)
-    )
+    longest = _longest(pictures, 4 * side)
+    sampled = clips.group("video_sampling")
+    moving = sampled.group("video_size").whole("longest_edge", _longest(clips, side))
+    if min(longest, moving) < 1:
+        raise pictures.wrong("size", "a longest_edge of at least one pixel, as that of clips")
+    split, levels = pictures.flag("do_image_splitting", default=True), levels_of(pictures, HALVES)
+    return Splitting(side, longest, moving, split, filter_of(pictures, "lanczos"), levels)
+
+
+def _longest(fields: Fields, default: int) -> int:
+    return fields.group("size").whole("longest_edge", default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,418 @@
+"""Families with sight at tiny size: a folder that `save_pretrained` wrote, and what transformers makes of a prompt.
+
+Pixels come from the real image processors, words from the real tokenizer and chat template, and what stands in the place of a picture or a
+clip from the real processors' own methods. Processors of clips need torchvision, which is not asked for: the frames of a clip go through
+the family's image processor, and those methods are called on a processor without one. Nothing of mmsdk takes part.
+"""
+
+import itertools
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+from transformers import (
+    CLIPVisionConfig,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextVideoConfig,
+    LlavaNextVideoForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    SiglipVisionConfig,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.llava_next_video.processing_llava_next_video import LlavaNextVideoProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as WITH_CLIPS
+
+from mmsdk.prompt import Prompt, Text
+from mmsdk.vision.types import Image, Video
+
+__all__ = ["KINDS", "MOVING", "Kind", "SightReplica"]
+
+Kind = Literal["llava", "llava_next", "llava_next_video", "llava_onevision", "idefics3", "smolvlm", "internvl"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MOVING: tuple[Kind, ...] = ("llava_next_video", "llava_onevision", "smolvlm", "internvl")
+"""The families that have clips of their own."""
+
+_SIDE, _PATCH, _CELLS = 24, 4, 6
+_TEXT = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+_TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+_SQUARE = {"height": _SIDE, "width": _SIDE}
+_CANVASES = [[_SIDE * rows, _SIDE * columns] for rows in range(1, 4) for columns in range(1, 4)]
+_SAID = """What is two and two? Which of the pictures is the widest? The red cube is left of the blue ball, a green cone behind it.
+USER: ASSISTANT: User: Assistant: Frame from Frame1: You are provided the following series of three frames from a video. compare"""
+
+_TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].upper() + ': ' }}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}IMAGE\n{% elif part['type'] == 'video' %}VIDEO\n{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}END\n{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a family is made of: its model, processors of pictures and of a clip's frames, and a processor that has its methods."""
+
+    model: Any
+    pictures: Any
+    frames: Any
+    processor: Any
+    image: str
+    video: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SightReplica:
+    """A folder and the transformers model that wrote it."""
+
+    kind: Kind
+    folder: Path
+    tokenizer: Any
+    parts: _Parts
+
+    @staticmethod
+    def write(kind: Kind, folder: Path, seed: int = 0, shard: str = "50GB") -> "SightReplica":
+        """Random weights, large enough that answers vary; a `shard` of at most so much in each file."""
+        tokenizer = _tokenizer(kind)
+        parts = _MAKERS[kind](tokenizer)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in parts.model.named_parameters():
+                # norms near one, biases that matter
+                near = float(parameter.ndim == 1 and "norm" in name and name.endswith("weight"))
+                parameter.normal_(0, 0.15, generator=generator).add_(near)
+        parts.model.eval().generation_config.eos_token_id = tokenizer.eos_token_id
+        parts.model.save_pretrained(folder, max_shard_size=shard)
+        tokenizer.save_pretrained(folder)
+        parts.pictures.save_pretrained(folder)
+        (folder / "video_preprocessor_config.json").write_text(parts.frames.to_json_string(), encoding="utf-8")
+        return SightReplica(kind, folder, tokenizer, parts)
+
+    def inputs(self, prompt: Prompt) -> dict[str, Tensor]:
+        """What transformers' processor makes of a prompt, batch of one."""
+        content = [
+            {"type": "text", "text": segment.content}
+            if isinstance(segment, Text)
+            else {"type": "image" if isinstance(segment, Image) else "video"}
+            for segment in prompt.segments
+        ]
+        moves = self.kind == "smolvlm" and any(isinstance(item, Video) for item in prompt.media)
+        text = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            chat_template=WITH_CLIPS if moves else None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        images = [_array(item.pixels) for item in prompt.media if isinstance(item, Image)]
+        clips = [item for item in prompt.media if isinstance(item, Video)]
+        seen, stands, views = self._pictures(images) if images else ({}, [], [])
+        frames, told = self._clips(clips) if clips else ([], [])
+        text = _replaced(text, {self.parts.image: stands, self.parts.video: told})
+        ids = self.tokenizer(text, add_special_tokens=not text.startswith(self.tokenizer.bos_token or "\0"), return_tensors="pt")
+        found = {"input_ids": ids["input_ids"], "attention_mask": torch.ones_like(ids["input_ids"]), **seen}
+        return found | self._together(prompt, found, views, frames)
+
+    @torch.no_grad()
+    def logits(self, prompt: Prompt) -> Float[Tensor, "s v"]:
+        """Scores at every token of a prompt."""
+        scores: Tensor = self.parts.model(**self.inputs(prompt)).logits[0]
+        return scores
+
+    @torch.no_grad()
+    def says(self, prompt: Prompt, tokens: int) -> list[int]:
+        """Greedy tokens, not stopping at the end of text."""
+        self.parts.model.generation_config.eos_token_id = None
+        inputs = self.inputs(prompt)
+        whole = self.parts.model.generate(**inputs, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+        said: list[int] = whole[0, inputs["input_ids"].shape[1] :].tolist()
+        return said
+
+    def _pictures(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> tuple[dict[str, Tensor], list[str], list[int]]:
+        """Pixels for the model, what stands for each picture, and how many views it has."""
+        own = {"return_row_col_info": True} if self.kind in ("idefics3", "smolvlm") else {}
+        own |= {"crop_to_patches": True} if self.kind == "internvl" else {}
+        done = self.parts.pictures(images=[list(images)] if "return_row_col_info" in own else list(images), return_tensors="pt", **own)
+        told = {name: value.tolist() if name == "num_patches" else value for name, value in done.items()}
+        stands = [self.parts.processor.replace_image_token(told, image_idx=number) for number in range(len(images))]
+        views = told.get("num_patches", [1] * len(images))
+        if "rows" in told:
+            views = [rows * columns + 1 for rows, columns in zip(told["rows"][0], told["cols"][0], strict=True)]
+        unused = ("rows", "cols", "num_patches", "batch_num_images")
+        return {name: value for name, value in told.items() if name not in unused}, stands, views
+
+    def _clips(self, clips: Sequence[Video]) -> tuple[list[Tensor], list[str]]:
+        """Pixels of each clip's frames, and what stands for each clip."""
+        frames = [self.parts.frames(images=[_array(frame) for frame in clip.frames], return_tensors="pt")["pixel_values"] for clip in clips]
+        if self.kind == "smolvlm":
+            frames = [one.flatten(0, 1) for one in frames]
+        metadata = [SimpleNamespace(fps=1.0, timestamps=clip.times.tolist(), duration=float(clip.times[-1])) for clip in clips]
+        # one processor asks for the frames of all, another for those of each
+        given = {"pixel_values_videos": frames, "video_metadata": metadata}
+        told = [
+            self.parts.processor.replace_video_token({**given, "pixel_values": one[None]}, video_idx=number)
+            for number, one in enumerate(frames)
+        ]
+        return frames, told
+
+    def _together(self, prompt: Prompt, found: Mapping[str, Tensor], views: Sequence[int], frames: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The pixels of pictures and clips as the model takes them: side by side, or in the order of the prompt."""
+        if not frames:
+            return {}
+        if self.kind in ("llava_next_video", "llava_onevision"):
+            return {"pixel_values_videos": torch.stack(list(frames))}
+        still = iter(found["pixel_values"].flatten(0, -4).split(list(views)) if views else [])
+        clips = iter(frames)
+        joined = torch.cat([next(clips) if isinstance(item, Video) else next(still) for item in prompt.media])
+        if self.kind == "internvl":
+            return {"pixel_values": joined}
+        return {"pixel_values": joined[None], "pixel_attention_mask": torch.ones(1, len(joined), *joined.shape[-2:], dtype=torch.int64)}
+
+
+def _tokenizer(kind: Kind) -> Any:
+    """A byte-level vocabulary, or for the first of LLaVA's one of words with a space before the first, and a begin token."""
+    wordy = kind in ("llava", "llava_next", "llava_next_video")
+    special = ["<s>", "</s>", *_SPECIAL[kind]]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>") if wordy else models.BPE())
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Metaspace(prepend_scheme="first") if wordy else pre_tokenizers.ByteLevel(add_prefix_space=False)
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first") if wordy else decoders.ByteLevel()
+    alphabet = ["<unk>", *string.printable] if wordy else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=480, show_progress=False, special_tokens=["<unk>", *special], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(_SAID.splitlines(), trainer)
+    if wordy:
+        begin = tokenizer.token_to_id("<s>")
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    special_names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>", **({"bos_token": "<s>"} if wordy else {})}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=list(_SPECIAL[kind]), **special_names)
+    image, video = _PLACES[kind]
+    source = _TEMPLATE if not wordy else _TEMPLATE.removeprefix("{{ bos_token or '' }}")
+    wrapped.chat_template = source.replace("IMAGE", image).replace("VIDEO", video).replace("END", "</s>")
+    if kind == "smolvlm":
+        # the one that clips are asked by, without them
+        wrapped.chat_template = WITH_CLIPS.replace("{% elif line['type'] == 'video' %}{{ '<video>' }}", "")
+    return wrapped
+
+
+def _language(tokenizer: Any, llama: bool) -> Any:
+    ids = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    return (LlamaConfig if llama else Qwen2Config)(**_TEXT, **ids)
+
+
+def _id(tokenizer: Any, token: str) -> int:
+    found: int = tokenizer.convert_tokens_to_ids(token)
+    return found
+
+
+def _llava(tokenizer: Any) -> _Parts:
+    tower = CLIPVisionConfig(**_TOWER, image_size=_SIDE, patch_size=_PATCH)
+    config = LlavaConfig(vision_config=tower, text_config=_language(tokenizer, llama=True), image_token_id=_id(tokenizer, "<image>"))
+    pictures = LlavaImageProcessorPil(size={"shortest_edge": _SIDE}, crop_size=_SQUARE)
+    joint = LlavaProcessor(pictures, tokenizer, _PATCH, "default", num_additional_image_tokens=1)
+    return _Parts(LlavaForConditionalGeneration(config), pictures, pictures, _EachPicture(joint), "<image>")
+
+
+@dataclass(frozen=True, slots=True)
+class _EachPicture:
+    """LLaVA's processor, which looks at the pixels of a picture."""
+
+    processor: Any
+
+    def replace_image_token(self, images: Mapping[str, Tensor], image_idx: int) -> str:
+        told: str = self.processor.replace_image_token({"pixel_values": images["pixel_values"].numpy()}, image_idx=image_idx)
+        return told
+
+
+def _anyres(tokenizer: Any, most: str = "") -> dict[str, Any]:
+    own = {"vision_aspect_ratio": most, "video_token_id": _id(tokenizer, "<video>")} if most else {}
+    return {"image_token_id": _id(tokenizer, "<image>"), "image_grid_pinpoints": _CANVASES, **own}
+
+
+def _llava_next(tokenizer: Any) -> _Parts:
+    tower = CLIPVisionConfig(**_TOWER, image_size=_SIDE, patch_size=_PATCH)
+    config = LlavaNextConfig(vision_config=tower, text_config=_language(tokenizer, llama=True), **_anyres(tokenizer))
+    pictures = LlavaNextImageProcessorPil(size={"shortest_edge": _SIDE}, crop_size=_SQUARE, image_grid_pinpoints=_CANVASES)
+    joint = LlavaNextProcessor(pictures, tokenizer, _PATCH, "default", num_additional_image_tokens=1)
+    frames = CLIPImageProcessorPil(size={"shortest_edge": _SIDE}, crop_size=_SQUARE)
+    return _Parts(LlavaNextForConditionalGeneration(config), pictures, frames, joint, "<image>")
+
+
+def _llava_next_video(tokenizer: Any) -> _Parts:
+    tower = CLIPVisionConfig(**_TOWER, image_size=_SIDE, patch_size=_PATCH)
+    places = {**_anyres(tokenizer), "video_token_id": _id(tokenizer, "<video>")}
+    config = LlavaNextVideoConfig(vision_config=tower, text_config=_language(tokenizer, llama=True), **places)
+    pictures = LlavaNextImageProcessorPil(size={"shortest_edge": _SIDE}, crop_size=_SQUARE, image_grid_pinpoints=_CANVASES)
+    joint = _bare(
+        LlavaNextVideoProcessor, image_processor=pictures, patch_size=_PATCH, num_additional_image_tokens=1,
+        vision_feature_select_strategy="default", image_token="<image>", video_token="<video>",
+    )  # fmt: skip
+    frames = CLIPImageProcessorPil(size={"shortest_edge": _SIDE}, crop_size=_SQUARE)
+    return _Parts(LlavaNextVideoForConditionalGeneration(config), pictures, frames, _NextVideo(joint), "<image>", "<video>")
+
+
+@dataclass(frozen=True, slots=True)
+class _NextVideo:
+    """LLaVA-NeXT-Video's processor, which takes the pixels of pictures in a list for each sample."""
+
+    processor: Any
+
+    def replace_image_token(self, images: Mapping[str, Any], image_idx: int) -> str:
+        given = {"image_sizes": images["image_sizes"], "pixel_values": [[one[0] for one in images["pixel_values"].numpy()]]}
+        told: str = self.processor.replace_image_token(given, image_idx=image_idx)
+        return told
+
+    def replace_video_token(self, clips: Mapping[str, Any], video_idx: int) -> str:
+        given = {"pixel_values_videos": [one.numpy() for one in clips["pixel_values_videos"]]}
+        told: str = self.processor.replace_video_token(given, video_idx=video_idx)
+        return told
+
+
+def _llava_onevision(tokenizer: Any) -> _Parts:
+    tower = SiglipVisionConfig(**_TOWER, image_size=_SIDE, patch_size=_PATCH, vision_use_head=False)
+    config = LlavaOnevisionConfig(vision_config=tower, text_config=_language(tokenizer, llama=False), **_anyres(tokenizer, "anyres_max_4"))
+    pictures = LlavaOnevisionImageProcessorPil(size=_SQUARE, image_grid_pinpoints=_CANVASES)
+    joint = _bare(
+        LlavaOnevisionProcessor, image_processor=pictures, num_image_tokens=_CELLS**2, vision_feature_select_strategy="full",
+        image_token="<image>", video_token="<video>", vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+    frames = SiglipImageProcessorPil(size=_SQUARE, resample=3, image_mean=pictures.image_mean, image_std=pictures.image_std)
+    return _Parts(LlavaOnevisionForConditionalGeneration(config), pictures, frames, joint, "<image>", "<video>")
+
+
+def _idefics3(tokenizer: Any) -> _Parts:
+    config = Idefics3Config(vision_config=_small(), text_config=_language(tokenizer, llama=True), **_joined(tokenizer))
+    pictures = Idefics3ImageProcessorPil(size={"longest_edge": 4 * _SIDE}, max_image_size={"longest_edge": _SIDE})
+    joint = Idefics3Processor(pictures, tokenizer, image_seq_len=4)
+    frames = Idefics3ImageProcessorPil(size={"longest_edge": 4 * _SIDE}, max_image_size={"longest_edge": _SIDE}, do_image_splitting=False)
+    return _Parts(Idefics3ForConditionalGeneration(config), pictures, frames, joint, "<image>")
+
+
+def _smolvlm(tokenizer: Any) -> _Parts:
+    config = SmolVLMConfig(vision_config=_small(), text_config=_language(tokenizer, llama=True), **_joined(tokenizer))
+    pictures = SmolVLMImageProcessorPil(size={"longest_edge": 4 * _SIDE}, max_image_size={"longest_edge": _SIDE})
+    joint = _bare(
+        _smolvlm_processor(), image_seq_len=4, fake_image_token="<fake_token_around_image>", image_token="<image>",
+        global_image_token="<global-img>", video_token="<video>",
+    )  # fmt: skip
+    frames = SmolVLMImageProcessorPil(size={"longest_edge": 4 * _SIDE}, max_image_size={"longest_edge": _SIDE}, do_image_splitting=False)
+    return _Parts(SmolVLMForConditionalGeneration(config), pictures, frames, joint, "<image>", "<video>")
+
+
+def _smolvlm_processor() -> Any:
+    """SmolVLM's processor; it spells numbers by num2words, in whose place stand the few that are asked for."""
+    words = "zero one two three four five six seven eight nine ten eleven twelve".split()
+    processing_smolvlm.num2words = words.__getitem__
+    return processing_smolvlm.SmolVLMProcessor
+
+
+def _small() -> dict[str, object]:
+    return {**_TOWER, "image_size": _SIDE, "patch_size": _PATCH}
+
+
+def _joined(tokenizer: Any) -> dict[str, Any]:
+    return {"scale_factor": 3, "image_token_id": _id(tokenizer, "<image>"), "pad_token_id": None, "tie_word_embeddings": False}
+
+
+def _internvl(tokenizer: Any) -> _Parts:
+    vision = {**_TOWER, "image_size": [_SIDE, _SIDE], "patch_size": [_PATCH, _PATCH], "attention_bias": True}
+    ids = {"image_token_id": _id(tokenizer, "<IMG_CONTEXT>")}
+    config = InternVLConfig(vision_config=vision, text_config=_language(tokenizer, llama=False), **ids)
+    pictures = GotOcr2ImageProcessorPil(size=_SQUARE, max_patches=6)
+    joint = _bare(
+        InternVLProcessor, image_seq_length=9, image_token="<IMG_CONTEXT>", start_image_token="<img>", end_image_token="</img>",
+        video_token="<video>",
+    )  # fmt: skip
+    frames = GotOcr2ImageProcessorPil(size=_SQUARE)
+    return _Parts(InternVLForConditionalGeneration(config), pictures, frames, joint, "<IMG_CONTEXT>", "<video>")
+
+
+def _bare(kind: Any, **attributes: object) -> Any:
+    """A processor that has its methods and these attributes, and no processor of clips."""
+    made = object.__new__(kind)
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _array(pixels: UInt8[Tensor, "3 h w"]) -> UInt8[np.ndarray, "h w 3"]:
+    return np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
+
+
+def _replaced(text: str, runs: Mapping[str, Sequence[str]]) -> str:
+    """The text with each placeholder widened: those of pictures first, which stand in what clips are widened to."""
+    for token, stands in runs.items():
+        if stands:
+            text = "".join(itertools.chain(*zip(text.split(token), [*stands, ""], strict=True)))
+    return text
+
+
+_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+_SPECIAL: Mapping[Kind, Sequence[str]] = MappingProxyType(
+    {
+        "llava": ["<image>"],
+        "llava_next": ["<image>"],
+        "llava_next_video": ["<image>", "<video>"],
+        "llava_onevision": ["<image>", "<video>"],
+        "idefics3": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TILES],
+        "smolvlm": ["<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", *_TILES],
+        "internvl": ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+    }
+)
+_PLACES: Mapping[Kind, tuple[str, str]] = MappingProxyType(
+    {
+        "llava": ("<image>", ""),
+        "llava_next": ("<image>", ""),
+        "llava_next_video": ("<image>", "<video>"),
+        "llava_onevision": ("<image>", "<video>"),
+        "idefics3": ("<image>", ""),
+        "smolvlm": ("<image>", "<video>"),
+        "internvl": ("<IMG_CONTEXT>", "<video>"),
+    }
+)
+_MAKERS: Mapping[Kind, Callable[[Any], _Parts]] = MappingProxyType(
+    {
+        "llava": _llava,
+        "llava_next": _llava_next,
+        "llava_next_video": _llava_next_video,
+        "llava_onevision": _llava_onevision,
+        "idefics3": _idefics3,
+        "smolvlm": _smolvlm,
+        "internvl": _internvl,
+    }
+)

@@ -1,0 +1,83 @@
+"""Every compressor and every kind of cache on every family of models: exact counts, the same answer alone and among others.
+
+Tiny checkpoints that transformers wrote stand for the families; a method inside the encoder works where the encoder can be shortened, and
+says by name where it cannot.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmsdk import plugins
+from mmsdk.answer import Answer
+from mmsdk.apps.checkpoints import qwen_vl, sight
+from mmsdk.compress import METHODS, compression
+from mmsdk.errors import ModelError
+from mmsdk.families import open_model
+from mmsdk.kv.memory import KINDS as CACHES
+from mmsdk.pipeline import Pipeline
+from mmsdk.recall import recalling
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.vision.shorten import Shortener, ShorteningEncoder
+from mmsdk.vision.types import Image, Video
+
+WRITE: dict[str, Callable[[Path], object]] = {
+    **{kind: lambda folder, kind=kind: sight.SightReplica.write(kind, folder) for kind in sight.KINDS},
+    **{kind: lambda folder, kind=kind: qwen_vl.QwenReplica.write(kind, folder) for kind in qwen_vl.KINDS},
+}
+QUESTION = "What is left of the ball?"
+
+
+@pytest.fixture(scope="module", params=list(WRITE))
+def pipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    folder = tmp_path_factory.mktemp(request.param)
+    WRITE[request.param](folder)
+    return Pipeline(open_model(str(folder), torch.float32, torch.device("cpu")))
+
+
+def picture(height: int, width: int, shade: int) -> Image:
+    """A soft picture without anything that looks like writing."""
+    rows, columns = torch.linspace(0, 120, height)[:, None].expand(-1, width), torch.linspace(0, 90, width).expand(height, -1)
+    return Image(torch.stack((rows + columns, rows + shade, columns + shade)).to(torch.uint8), f"picture {shade}")
+
+
+MEDIA = [picture(60, 50, 10), picture(24, 90, 60)]
+CLIP = Video(torch.stack([picture(32, 40, 20 * step).pixels for step in range(4)]), torch.arange(4) / 2)
+
+
+@pytest.mark.parametrize("method", plugins.available(METHODS))
+def test_every_compressor_meets_its_budget_on_every_family(pipe: Pipeline, method: str) -> None:
+    """PB-02, PP-09: half of each input, exactly, whatever stands between its parts; a batch answers as its rows do alone."""
+    spec = method if method == "identity" else f"{method}:0.5"
+    (step,) = compression(spec).steps
+    if isinstance(step.method, Shortener) and not isinstance(pipe.vlm.encoder, ShorteningEncoder):
+        with pytest.raises(ModelError, match=f"{method} works inside the encoder"):
+            pipe(MEDIA[0], QUESTION, compress=spec, max_tokens=3)
+        return
+    items = [(MEDIA, QUESTION), (CLIP, QUESTION), ([], QUESTION)]
+    found = pipe(items, compress=spec, max_tokens=2)
+    for (media, _), answer in zip(items, found, strict=True):
+        assert isinstance(answer, Answer), answer
+        sources = media if isinstance(media, list) else [media]
+        full = [pipe.vlm.encoder.count(item.size, len(item.frames) if isinstance(item, Video) else 1) for item in sources]
+        kept = [Budget.of(1.0 if method == "identity" else 0.5, count).count for count in full]
+        assert (answer.tokens.visual, answer.tokens.kept) == (sum(full), sum(kept))
+        assert [int(sight.audit.assignment.max()) + 1 for sight in answer.sights] == kept
+    assert found[0] == pipe(MEDIA, QUESTION, compress=spec, max_tokens=2)
+
+
+@pytest.mark.parametrize("kv", CACHES)
+def test_every_kind_of_cache_holds_every_family(pipe: Pipeline, kv: str) -> None:
+    """CS-14: exact kinds give the same answers cold, again, and compressed; those in fewer bits give some."""
+    other, items = Pipeline(pipe.vlm, recall=recalling(kv)), [(MEDIA, QUESTION), (CLIP, QUESTION)]
+    cold, warm = (other(items, compress="uniform:0.5", max_tokens=3) for _ in range(2))
+    assert cold == warm and all(isinstance(answer, Answer) for answer in cold)
+    if kv in ("dense", "paged"):
+        assert cold == pipe(items, compress="uniform:0.5", max_tokens=3)
+
+
+def test_a_picture_encoded_before_is_asked_about_as_it_is(pipe: Pipeline) -> None:
+    for media in (MEDIA[0], CLIP):
+        assert pipe(pipe.encode(media), QUESTION, max_tokens=3) == pipe(media, QUESTION, max_tokens=3)

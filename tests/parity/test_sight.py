@@ -1,0 +1,133 @@
+"""LLaVA's families, Idefics3, SmolVLM and InternVL against transformers' own classes at tiny size, from the folder they wrote.
+
+Compared are the scores at every token of a prompt, which also tells that tokens stand where they should, and greedy tokens: for pictures of
+several sizes, words between them, clips, batches, and text that looks like a special token.
+"""
+
+import pytest
+import torch
+
+from mmsdk.apps.checkpoints.sight import KINDS, MOVING, Kind, SightReplica
+from mmsdk.compress import Compression
+from mmsdk.decoder.prefill import Laid, prefilled
+from mmsdk.families import open_model
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.loop import collect, generate
+from mmsdk.models.types import VLM
+from mmsdk.prompt import Ids, Prompt, Text
+from mmsdk.seeing import connect, encode, enter, parted
+from mmsdk.stages import Row, assemble
+from mmsdk.vision.types import Image, Video
+
+TOKENS = 32
+Pair = tuple[SightReplica, VLM]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A model of transformers and ours of the same folder."""
+    kind: Kind = request.param
+    replica = SightReplica.write(kind, tmp_path_factory.mktemp(kind))
+    return replica, open_model(str(replica.folder), torch.float32, torch.device("cpu"))
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image:
+    return Image(torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8))
+
+
+def clip(frames: int, height: int, width: int, fps: float = 2.0, seed: int = 0) -> Video:
+    pixels = torch.randint(0, 256, (frames, 3, height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return Video(pixels, torch.arange(frames) / fps)
+
+
+STILL: dict[str, Prompt] = {
+    "words": Prompt((Text("What is two and two?"),)),
+    "a picture": Prompt((picture(24, 24), Text("What is this?"))),
+    "a wide picture": Prompt((picture(37, 101), Text("And this?"))),
+    "a tall picture": Prompt((picture(95, 21, 3), Text(" And this?"))),
+    "a large picture": Prompt((picture(200, 190, 4), Text("All of it?"))),
+    "a tiny picture": Prompt((picture(5, 6), Text("Larger!"))),
+    "several": Prompt((picture(100, 120, 1), picture(2, 5, 2), picture(40, 16, 5), Text("Which is the widest?"))),
+    "between words": Prompt((Text("First "), picture(16, 32, 4), Text(" then "), picture(48, 24, 5), Text("; compare."))),
+}
+MOVED: dict[str, Prompt] = {
+    "a clip": Prompt((clip(4, 24, 40), Text("What happens?"))),
+    "a long clip": Prompt((clip(9, 30, 22, fps=0.1, seed=6), Text("Again?"))),
+    "a clip and pictures": Prompt((picture(16, 60, 8), clip(3, 24, 24, seed=9), Text("Is it "), picture(40, 40, 10), Text("?"))),
+}
+
+
+def rows_of(vlm: VLM, prompts: list[Prompt]) -> list[Row]:
+    """Prompts in front of the decoder, all of what was seen in them."""
+    numbered = dict(enumerate(prompts))
+    with torch.no_grad():
+        seen, _ = parted(encode(vlm, numbered))
+        entered, _ = parted(enter(Compression(), connect(vlm, seen), {}))
+        rows, wrong = parted(assemble(vlm, numbered, entered, TOKENS))
+    assert not wrong
+    return list(rows.values())
+
+
+def laid(row: Row) -> Laid:
+    return Laid(row.embeddings, row.positions, row.spans)
+
+
+def scores(vlm: VLM, prompt: Prompt) -> torch.Tensor:
+    (row,) = rows_of(vlm, [prompt])
+    with torch.no_grad():
+        return vlm.decoder.logits(prefilled(vlm.decoder, [laid(row)], (), 0)[0].hidden[0])
+
+
+def says(vlm: VLM, prompts: list[Prompt]) -> list[list[int]]:
+    """Greedy tokens of a batch."""
+    rows = rows_of(vlm, prompts)
+    with torch.no_grad():
+        run, cache = prefilled(vlm.decoder, [laid(row) for row in rows], (), TOKENS)
+        configs = [GenerationConfig(max_tokens=TOKENS)] * len(rows)
+        steps = generate(vlm.decoder, run.hidden[:, -1], cache, configs, vlm.tokenizer.decode, frozenset())
+        return [list(row.ids) for row in collect(steps, len(rows))]
+
+
+def prompts_of(replica: SightReplica) -> dict[str, Prompt]:
+    return {**STILL, **(MOVED if replica.kind in MOVING else {})}
+
+
+def test_scores_at_every_token_are_those_of_transformers(pair: Pair) -> None:
+    replica, vlm = pair
+    apart = {}
+    for name, prompt in prompts_of(replica).items():
+        ours, theirs = scores(vlm, prompt), replica.logits(prompt)
+        assert ours.shape == theirs.shape, name
+        apart[name] = float((ours - theirs).abs().max())
+    assert max(apart.values()) <= 1e-4, apart
+
+
+def test_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
+    replica, vlm = pair
+    names = ["several", "between words", *(["a clip and pictures"] if replica.kind in MOVING else [])]
+    for name in names:
+        assert says(vlm, [prompts_of(replica)[name]]) == [replica.says(prompts_of(replica)[name], TOKENS)], name
+
+
+def test_pb_06_a_mixed_batch_says_what_its_rows_say_alone(pair: Pair) -> None:
+    """PB-06, PB-08, PB-13: rows of words, of a picture, of several and of clips, padded in front."""
+    replica, vlm = pair
+    prompts = [prompts_of(replica)[name] for name in ("words", "a picture", "several", "between words")]
+    prompts += [MOVED["a clip"]] if replica.kind in MOVING else []
+    assert says(vlm, prompts) == [said for prompt in prompts for said in says(vlm, [prompt])]
+
+
+def test_pb_03_special_tokens_that_a_user_writes_are_text(pair: Pair) -> None:
+    """PB-03, PB-04: with and without a picture, whole, in pieces, and beside it; the count of what is seen stays."""
+    replica, vlm = pair
+    specials = set(replica.tokenizer.convert_tokens_to_ids(replica.tokenizer.all_special_tokens))
+    marker = replica.parts.image
+    for written in (marker, f"</s>USER: {marker}", f"{marker[:3]}", f"a {marker} b {marker}</s>"):
+        for media in ((), (picture(24, 24),)):
+            texts = (Text(written), Text(marker[3:] + " what?"))
+            plain = vlm.layout(Prompt((*media, Text("x"), Text("y"))))
+            layout = vlm.layout(Prompt((*media, *texts)))
+            ids = [i for span in layout.spans if isinstance(span, Ids) for i in span.ids]
+            expected = [i for span in plain.spans if isinstance(span, Ids) for i in span.ids]
+            assert sum(i in specials for i in ids) == sum(i in specials for i in expected)
+            assert layout.media == len(media)
