@@ -35,8 +35,9 @@ class Levels:
     def __call__(self) -> list[dict[str, Cell]]:
         """Rows {model, level, layers, entries, share, bytes, bytes_uncompressed, tok_s, grown_mib}.
 
-        `entries` are those of one layer, `share` is entries / tokens; `bytes_uncompressed` is what the same layers would hold if every
-        token stayed as it is. `grown_mib` is the most that the process ever had above what it had before the first token.
+        `entries` are those of one layer and `share` is entries / tokens; in the last row of a model, of all levels together, it is the
+        share of `bytes_uncompressed`, which the same layers would hold if every token stayed as it is. `grown_mib` is the most that the
+        process ever had above what it had before the first token.
         """
         for name in ("tokens", "chunk"):
             if getattr(self, name) < 1:
@@ -80,15 +81,16 @@ def _rows(model: str, plan: Plan, tokens: int, cache: ThreeLevelCache, run: dict
     for series in (one for layer in plan.series for one in layer):
         layers[series.level] = layers.get(series.level, 0) + 1
         entries[series.level] = tokens // series.rate
-    rows = [
+    rows: list[dict[str, Cell]] = [
         {
             "model": model, "level": level, "layers": layers[level], "entries": entries[level], "share": entries[level] / tokens,
-            "bytes": held[level], "bytes_uncompressed": layers[level] * kept, **run,
+            "bytes": held[level], "bytes_uncompressed": layers[level] * kept if level in ("csa", "hca") else None, **run,
         }
         for level in held
     ]  # fmt: skip
-    whole = {"level": "all", "layers": len(plan.series), "entries": None, "share": cache.nbytes / (len(plan.series) * kept)}
-    return [*rows, {**rows[0], **whole, "bytes": cache.nbytes, "bytes_uncompressed": len(plan.series) * kept}]
+    all_kept = len(plan.series) * kept
+    whole: dict[str, Cell] = {"level": "all", "layers": len(plan.series), "entries": None, "share": cache.nbytes / all_kept}
+    return [*rows, {**rows[0], **whole, "bytes": cache.nbytes, "bytes_uncompressed": all_kept}]
 
 
 def _resident(name: str) -> float:

@@ -39,7 +39,7 @@ class Picked:
 
     def scores(self, query: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s k"]:
         """See `mmsdk.attention.levels.Level`."""
-        scores = query.transpose(1, 2) * query.shape[-1] ** -0.5 @ self._gathered().transpose(2, 3)
+        scores: Tensor = query.transpose(1, 2) * query.shape[-1] ** -0.5 @ self._gathered().transpose(2, 3)
         return scores.transpose(1, 2).float().masked_fill(self.index[:, None] < 0, -torch.inf)
 
     def mix(self, weights: Float[Tensor, "b h s k"]) -> Float[Tensor, "b h s d"]:

@@ -61,7 +61,7 @@ def worth(
 ) -> Float[Tensor, "b g r s c"]:
     """scale q.k' + b' for the r query heads of each key-value head, -inf where a chunk is not behind the window of the query's place."""
     heads = query.float().unflatten(1, (keys.shape[1], -1))
-    scores = heads @ keys[:, :, None].transpose(3, 4) * query.shape[-1] ** -0.5 + bias[:, :, None, None]
+    scores: Tensor = heads @ keys[:, :, None].transpose(3, 4) * query.shape[-1] ** -0.5 + bias[:, :, None, None]
     eligible = torch.arange(keys.shape[2], device=keys.device) < (places[:, None] - sizes.window + 1) // sizes.chunk
     return scores.masked_fill(~eligible, -torch.inf)
 

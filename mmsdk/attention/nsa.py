@@ -81,7 +81,8 @@ def importance(weights: Float[Tensor, "b h s c"], groups: int, tokens: int, size
     units = summed.new_zeros(*summed.shape[:3], max(count * each, summed.shape[3] + sizes.block // sizes.stride - 1))
     for later in range(sizes.block // sizes.stride):
         units[..., later : later + summed.shape[3]] += summed
-    return units[..., : count * each].unflatten(-1, (count, each)).sum(-1)
+    worth: Tensor = units[..., : count * each].unflatten(-1, (count, each)).sum(-1)
+    return worth
 
 
 def choose(worth: Float[Tensor, "b g s n"], tokens: int, sizes: Sparsity) -> Int[Tensor, "b g s k"]:
@@ -122,14 +123,15 @@ def _over_blocks(
     at = rows[:, None, None, None], heads[:, None, None], columns.clamp(0, t - 1)
     shared = query.unflatten(1, (g, -1)).transpose(2, 3) * d**-0.5
     scores = (shared @ keys[at].transpose(3, 4)).float().masked_fill(unseen[:, :, :, None], -torch.inf)
-    mixed = scores.softmax(-1).to(values.dtype) @ values[at]
+    mixed: Tensor = scores.softmax(-1).to(values.dtype) @ values[at]
     return mixed.transpose(2, 3).flatten(1, 2)
 
 
 def _grouped(query: Float[Tensor, "b h s d"], groups: int) -> Float[Tensor, "b g rs d"]:
     """Scaled, the heads that share a key-value head below one another."""
     b, h, s, d = query.shape
-    return query.reshape(b, groups, h // groups * s, d) * d**-0.5
+    grouped: Tensor = query.reshape(b, groups, h // groups * s, d) * d**-0.5
+    return grouped
 
 
 def _places(queries: int, tokens: int, like: Tensor) -> Int[Tensor, " s"]:

@@ -113,7 +113,7 @@ def _tensor(checkpoint: Checkpoint, ours: str, theirs: tuple[str, ...], dtype: t
 
 def _ids(checkpoint: Checkpoint, name: str) -> Tensor:
     """A table of experts, which holds whole numbers."""
-    table: Tensor = checkpoint.files[name].get_tensor(checkpoint.told(name))
+    table = checkpoint.raw(name)
     if table.is_floating_point():
         raise ModelError(
             f"{checkpoint.folder}: the tensor {checkpoint.told(name)!r} is stored as {table.dtype}, it must hold whole numbers"
