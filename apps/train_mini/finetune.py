@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmsdk.apps.train_mini.packing import Batch
-from mmsdk.decoder.transformer import Decoder, Layer
+from mmsdk.decoder.linear import Linear
+from mmsdk.decoder.mlp import GatedMLP
+from mmsdk.decoder.transformer import Decoder, Layer, SelfAttention
 from mmsdk.models.mini.projector import Projector
 
 __all__ = ["Adapters", "Recipe", "forward", "layer_forward", "loss_of"]
@@ -53,8 +55,7 @@ class Adapters(nn.Module):
         self.names = ("qkv", "o", "gate_up", "down")
         self.a, self.b = nn.ParameterList(), nn.ParameterList()
         for layer in decoder.layers:
-            assert isinstance(layer, Layer)
-            for linear in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
+            for linear in _linears(layer):
                 out, inner = linear.weight.shape
                 bound = 1 / math.sqrt(inner)
                 first = (torch.rand(rank, inner, generator=generator) * 2 - 1) * bound
@@ -72,6 +73,12 @@ class Adapters(nn.Module):
     def cast(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """(a, scale * b) of every layer in the compute dtype, differentiable."""
         return [(a.to(dtype), (b * self.scale).to(dtype)) for a, b in zip(self.a, self.b, strict=True)]
+
+
+def _linears(layer: nn.Module) -> tuple[Linear, Linear, Linear, Linear]:
+    """The four products of a llama layer, in the order in which it makes them."""
+    assert isinstance(layer, Layer) and isinstance(layer.attention, SelfAttention) and isinstance(layer.mlp, GatedMLP)
+    return layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down
 
 
 class _Adapted(torch.autograd.Function):
@@ -143,8 +150,8 @@ def forward(
     heads = (config.heads, config.kv_heads, config.head_dim)
     for i, block in enumerate(decoder.layers):
         assert isinstance(block, Layer)
-        a = block.attention
-        weights = (block.norm1.weight, a.qkv.weight, a.o.weight, block.norm2.weight, block.mlp.gate_up.weight, block.mlp.down.weight)
+        qkv, o, gate_up, down = (linear.weight for linear in _linears(block))
+        weights = (block.norm1.weight, qkv, o, block.norm2.weight, gate_up, down)
         low = tuple(t for pair in adapters[4 * i : 4 * i + 4] for t in pair)
         x = layer(x, cos, sin, batch.mask, weights, low, heads, config.norm_eps)
     return _norm(x.flatten(0, 1)[batch.answers], decoder.norm.weight, config.norm_eps)
