@@ -3,10 +3,16 @@
 That the models are right is shown in `tests/parity/test_qwen_vl.py`; here the reference is the model itself without the feature.
 """
 
+import json
 import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmsdk import plugins
@@ -255,12 +261,6 @@ def test_vi_08_steps_stand_apart_at_any_rate(models: dict[Kind, VLM], fps: float
     assert len(steps) == 6 and steps == sorted(set(steps))
 
 
-def test_pb_01_sides_amid_two_multiples_become_the_even_one() -> None:
-    """As Python rounds, in the one place that everything asks."""
-    fit = SmartResize(1, 10**9, patch=4)
-    assert fit.grid((20, 28)) == (2 * round(2.5), 2 * round(3.5)) == (4, 8)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_of_an_extreme_aspect_are_that_rows_error(models: dict[Kind, VLM], kind: Kind) -> None:
     pipe = Pipeline(models[kind])
@@ -274,6 +274,49 @@ def test_pb_03_markers_that_a_user_types_are_words(models: dict[Kind, VLM]) -> N
         layout = vlm.layout(Prompt((MEDIA[0], Text(text))))
         assert sum(isinstance(span, Slot) for span in layout.spans) == 1
         assert vlm.tokenizer.encode(text) == vlm.tokenizer.encode(text[:1]) + vlm.tokenizer.encode(text[1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_earlier_years_is_the_same_model(models: dict[Kind, VLM], kind: Kind, tmp_path: Path) -> None:
+    """Settings side by side, axes told as a scaling, tensors named `visual.` and `model.layers.`, pixels limited by earlier names."""
+    folder = Path(models[kind].name)
+    shutil.copytree(folder, tmp_path / "old")
+    (tmp_path / "old" / "config.json").write_text(json.dumps(earlier(json.loads((folder / "config.json").read_text()))))
+    tensors = load_file(folder / "model.safetensors")
+    names = {name: re.sub(r"^model\.(visual\.)?(language_model\.)?", lambda found: found[1] or "model.", name) for name in tensors}
+    save_file({names[name]: tensor for name, tensor in tensors.items()}, tmp_path / "old" / "model.safetensors")
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        settings = json.loads((folder / name).read_text())
+        size = settings.pop("size")
+        limits = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+        (tmp_path / "old" / name).write_text(json.dumps({**settings, **limits}))
+    old = open_model(str(tmp_path / "old"), torch.float32, torch.device("cpu"))
+    assert Pipeline(old)(MEDIA, "What?", max_tokens=6) == Pipeline(models[kind])(MEDIA, "What?", max_tokens=6)
+
+
+def earlier(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they were written years ago."""
+    text = config.pop("text_config")
+    rotary = text.pop("rope_parameters")
+    kind = "mrope" if config["model_type"] != "qwen3_vl" else "default"
+    text |= {"rope_theta": rotary["rope_theta"], "rope_scaling": {"type": kind, "mrope_section": rotary["mrope_section"]}}
+    if config["model_type"] == "qwen3_vl":
+        return {**config, "text_config": text}
+    return {**text, **config}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_pb_17_half_precision_answers_with_finite_scores(models: dict[Kind, VLM], kind: Kind, dtype: torch.dtype) -> None:
+    vlm = open_model(models[kind].name, dtype, torch.device("cpu"))
+    for answer in Pipeline(vlm)([(MEDIA, "What?"), ([], "And?")], max_tokens=3):
+        assert not isinstance(answer, MmsdkError), answer
+
+
+def test_the_language_model_is_stored_in_fewer_bits(models: dict[Kind, VLM]) -> None:
+    vlm = open_model(models["qwen3_vl"].name, torch.float32, torch.device("cpu"), "int8")
+    answer = Pipeline(vlm)(MEDIA, "What?", max_tokens=3)
+    assert answer.precision == "int8/float32" and answer.tokens.generated > 0
 
 
 def test_a_method_inside_the_encoder_is_refused_with_its_name(models: dict[Kind, VLM]) -> None:
