@@ -1,6 +1,10 @@
-"""Parity: our models against transformers in float32, on real weights and, by family, on tiny ones: logits and greedy tokens."""
+"""Parity: our language model against transformers, on the real weights and, for other attentions, on tiny ones, in float32.
 
-from collections.abc import Sequence
+The logits and the greedy tokens of both. `kv_bytes` is what a token takes of the cache, `kv_bytes_heads` what it would take if every query
+head had a key and a value of its own.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,13 +18,17 @@ from mmsdk.apps.checkpoints.qwen_vl import KINDS as QWEN_KINDS
 from mmsdk.apps.checkpoints.qwen_vl import Kind as QwenKind
 from mmsdk.apps.checkpoints.qwen_vl import QwenReplica
 from mmsdk.apps.checkpoints.seeing import compared, prompts
+from mmsdk.apps.checkpoints.text import KINDS, VOCABULARY, Kind, TextReplica
 from mmsdk.apps.console import Cell
+from mmsdk.attention.mla import Latent
+from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.kv.dense import DenseCache
+from mmsdk.models.text import read_decoder
 from mmsdk.weights.bundle import pull
 from mmsdk.weights.gguf import read_gguf
 
@@ -39,8 +47,9 @@ PROMPTS = (
     "The red cube is left of the",
 )
 
-# Greedy tokens of a tiny model.
-_SAID = 32
+
+# Tokens of a tiny model's prompt, and of its answer.
+_READ, _SAID = 40, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +60,11 @@ class Parity:
     tokens: int = 128
 
     def __call__(self) -> list[dict[str, Cell]]:
-        """Rows {model, max_abs_logit_diff, greedy_match, tokens}, of tiny models by their `model_type`.
+        """Rows {model, max_abs_logit_diff, greedy_match, tokens, kv_bytes, kv_bytes_heads}, of tiny models by their `model_type`.
 
         greedy_match is the share of prompts with identical tokens.
         """
-        return [self._real(), *(self._seeing(kind) for kind in QWEN_KINDS)]
+        return [self._real(), *(self._tiny(kind) for kind in KINDS), *(self._seeing(kind) for kind in QWEN_KINDS)]
 
     def _real(self) -> dict[str, Cell]:
         path = pull("mini")["language"]
@@ -67,7 +76,21 @@ class Parity:
             (_logits(ours, torch.tensor([prompt + other])) - reference).abs().max().item()
             for prompt, other, reference in zip(prompts, theirs, logits, strict=True)
         ]
-        return _row("SmolLM2-135M-Instruct float32", apart, same, len(same) * self.tokens)
+        return _row("SmolLM2-135M-Instruct float32", ours, apart, same, len(same) * self.tokens)
+
+    def _tiny(self, kind: Kind) -> dict[str, Cell]:
+        tokens, generator = min(self.tokens, _SAID), torch.Generator().manual_seed(0)
+        prompts = [torch.randint(0, VOCABULARY, (1, _READ), generator=generator) for _ in range(self.prompts)]
+        apart, same = [], []
+        with TemporaryDirectory() as folder:
+            replica = TextReplica.write(kind, Path(folder))
+            decoder = read_decoder(Path(folder), torch.float32)
+            for prompt in prompts:
+                theirs = replica.says(prompt, tokens)
+                whole = torch.cat((prompt, torch.tensor([theirs])), dim=1)
+                apart.append((_logits(decoder, whole) - replica.logits(whole)).abs().max().item())
+                same.append(_say(decoder, prompt, tokens, str) == theirs)
+        return _row(kind, decoder, apart, same, len(same) * tokens)
 
     def _seeing(self, kind: QwenKind) -> dict[str, Cell]:
         tokens = min(self.tokens, _SAID)
@@ -76,11 +99,26 @@ class Parity:
             vlm = open_model(folder, torch.float32, torch.device("cpu"))
             found = [compared(replica, vlm, prompt, tokens) for prompt in prompts(self.prompts, clips=True)]
         apart, same = [one.apart for one in found], [one.same for one in found]
-        return _row(kind, apart, same, len(same) * tokens)
+        return _row(kind, vlm.decoder, apart, same, len(same) * tokens)
 
 
-def _row(model: str, apart: Sequence[float], same: Sequence[bool], tokens: int) -> dict[str, Cell]:
-    return {"model": model, "max_abs_logit_diff": max(apart), "greedy_match": sum(same) / len(same), "tokens": tokens}
+def _row(model: str, decoder: Decoder, apart: Sequence[float], same: Sequence[bool], tokens: int) -> dict[str, Cell]:
+    held, heads = _cached(decoder.config)
+    return {
+        "model": model,
+        "max_abs_logit_diff": max(apart),
+        "greedy_match": sum(same) / len(same),
+        "tokens": tokens,
+        "kv_bytes": held,
+        "kv_bytes_heads": heads,
+    }
+
+
+def _cached(config: DecoderConfig) -> tuple[int, int]:
+    """Bytes of a token in float32: of what is cached, and of a key and a value for every query head."""
+    value = config.attention.value if isinstance(config.attention, Latent) else config.head_dim
+    number = torch.float32.itemsize * config.layers
+    return number * config.kv_heads * sum(config.entry), number * config.heads * (config.head_dim + value)
 
 
 def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]], Decoder, list[list[int]]]:
@@ -88,15 +126,16 @@ def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]
     config, state, tokenizer = read_gguf(path, torch.float32)
     decoder = Decoder.of(config, state)
     prompts = [tokenizer.encode(text) for text in texts]
-    said = []
-    for prompt in prompts:
-        hidden, cache = _read(decoder, torch.tensor([prompt]), tokens)
-        steps = generate(decoder, hidden[:, -1], cache, [GenerationConfig(max_tokens=tokens)], tokenizer.decode, frozenset())
-        (row,) = collect(steps, 1)
-        if isinstance(row.finish, ModelError):
-            raise row.finish
-        said.append(list(row.ids))
+    said = [_say(decoder, torch.tensor([prompt]), tokens, tokenizer.decode) for prompt in prompts]
     return prompts, decoder, said
+
+
+def _say(decoder: Decoder, prompt: Int[Tensor, "1 s"], tokens: int, decode: Callable[[Sequence[int]], str]) -> list[int]:
+    hidden, cache = _read(decoder, prompt, tokens)
+    (row,) = collect(generate(decoder, hidden[:, -1], cache, [GenerationConfig(max_tokens=tokens)], decode, frozenset()), 1)
+    if isinstance(row.finish, ModelError):
+        raise row.finish
+    return list(row.ids)
 
 
 def _theirs(path: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[list[list[int]], list[Float[Tensor, "s v"]]]:
@@ -118,7 +157,7 @@ def _theirs(path: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[list
 @torch.no_grad()
 def _read(decoder: Decoder, ids: Int[Tensor, "1 s"], room: int) -> tuple[Float[Tensor, "1 s d"], DenseCache]:
     config, length = decoder.config, ids.shape[1]
-    sizes = config.layers, 1, config.kv_heads, config.head_dim, length + room
+    sizes = config.layers, 1, config.kv_heads, config.entry, length + room
     cache = DenseCache.allocate(*sizes, torch.float32, "cpu")
     return decoder(decoder.embed(ids), torch.arange(length)[None], cache), cache
 

@@ -13,6 +13,7 @@ Absorbed attention reads a token's 576 numbers once for all heads, and is what d
 and values costs less. `Latent.absorbs` tells by the count of products. [published] all of it but that rule, which is ours.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -83,7 +84,7 @@ class Latent:
     @property
     def scale(self) -> float:
         """What scores are multiplied by."""
-        return self.sharpness * self.head**-0.5
+        return self.sharpness / math.sqrt(self.head)
 
     def absorbs(self, queries: int) -> bool:
         """Whether so many new tokens of a row take fewer products in the latents' space, for each head and each cached token."""

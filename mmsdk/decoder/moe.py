@@ -101,7 +101,8 @@ class Router(nn.Module):
         worth = groups.topk(2).values.sum(-1) if self.mixture.balanced else groups.amax(-1)
         best = worth.topk(self.mixture.chosen_groups, sorted=False).indices
         closed = torch.ones_like(worth, dtype=torch.bool).scatter(1, best, False)
-        return groups.masked_fill(closed[..., None], -torch.inf).flatten(1)
+        within: Tensor = groups.masked_fill(closed[..., None], -torch.inf)
+        return within.flatten(1)
 
 
 class Experts(nn.Module):
@@ -118,7 +119,8 @@ class Experts(nn.Module):
         # One look at the device tells how many tokens each expert has; a few tokens on a GPU do without it.
         few = x.device.type != "cpu" and experts.numel() <= self.count
         made = self._each(x, experts) if few else self._by_expert(x, experts)
-        return (made.unflatten(0, experts.shape).float() * weights[..., None]).sum(1).to(x.dtype)
+        parts: Tensor = made.unflatten(0, experts.shape)
+        return (parts.float() * weights[..., None]).sum(1).to(x.dtype)
 
     def _by_expert(self, x: Float[Tensor, "n d"], experts: Int[Tensor, "n k"]) -> Float[Tensor, "_ d"]:
         """Tokens in the order of their experts, so that each expert is a matrix product over all of its own."""
