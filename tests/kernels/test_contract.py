@@ -93,6 +93,14 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
         ("swiglu", lambda: (torch.empty(200_000, 64),)),
         ("rope", lambda: (*(torch.empty(1, 8, 200_000, 64),) * 2, *(torch.empty(1, 1, 200_000, 32),) * 2, (32,), False)),
         ("gather", lambda: (torch.empty(1, 200_000, 64), torch.empty(1, 200_000, dtype=torch.int64))),
+        (
+            "block_sparse",
+            lambda: (
+                *(torch.empty(1, 300, 16384, 64),) * 3,
+                *(torch.empty(1, 300, 256, dtype=torch.int32), torch.empty(1, 300, 256, 9, dtype=torch.int32)),
+                *((64, 64), 1.0, None, None, None, None),
+            ),
+        ),
         ("flash_prefill", lambda: (*(torch.empty(9_000_000, 1, 8),) * 3, *(torch.empty(2),) * 2, 9_000_000, 1.0, True, 0, None)),
         (
             "paged_decode",

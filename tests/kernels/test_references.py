@@ -3,8 +3,10 @@
 Whoever adds a file to kernels/ops adds its truth to TRUTHS.
 """
 
+import itertools
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
@@ -17,6 +19,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels.case import TOLERANCE, Result
 from mmsdk.kernels.ops import find, names
 from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre, weighted_merge
+from mmsdk.kernels.ops.block_sparse import block_sparse, listed
 from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
 from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.kernels.ops.flash_prefill import flash_prefill
@@ -254,8 +257,42 @@ def true_assign_and_merge(z: Tensor, centres: Tensor, x: Tensor, weight: Tensor 
     return torch.tensor(cosines), torch.tensor(labels), means, totals
 
 
+def spans(starts: list[int] | None, size: int, length: int) -> list[range]:
+    """The tokens of each block."""
+    bounds = [*range(0, length, size), length] if starts is None else starts
+    return [range(*pair) for pair in pairwise(bounds)]
+
+
+def true_block_sparse(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    counts: Tensor,
+    blocks: Tensor,
+    sizes: tuple[int, int],
+    scale: float,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    row_order: Tensor | None,
+    residual: Tensor | None,
+) -> Result:
+    """Query by query; the order in which rows are taken is no part of the truth."""
+    h, group = query.shape[1], query.shape[1] // keys.shape[1]
+    out, lse = torch.zeros(query.shape, dtype=torch.float64), torch.zeros(query.shape[:3], dtype=torch.float64)
+    for b, head in itertools.product(range(len(query)), range(h)):
+        k, v = keys[b, head // group], values[b, head // group]
+        columns = spans(None if key_starts is None else key_starts[b, head // group].tolist(), sizes[1], len(k))
+        for row, tokens in enumerate(spans(None if query_starts is None else query_starts[b, head].tolist(), sizes[0], query.shape[2])):
+            names = blocks[b, head, row, : int(counts[b, head, row])].tolist()
+            seen = [j for name in names if 0 <= name < len(columns) for j in columns[name]]
+            for i in tokens:
+                out[b, head, i], lse[b, head, i] = attended(query[b, head, i], k[seen], v[seen], scale, None)
+    return out if residual is None else out + residual.double(), lse
+
+
 TRUTHS: dict[str, Callable[..., Result]] = {
     "assign_and_merge": true_assign_and_merge,
+    "block_sparse": true_block_sparse,
     "dpp_greedy": true_dpp_greedy,
     "farthest_point": true_farthest_point,
     "flash_prefill": true_flash_prefill,
@@ -502,3 +539,45 @@ def starts(*numbers: int) -> Tensor:
 def test_ka_14_what_does_not_fit_is_refused_by_name(call: Callable[[], object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         call()
+
+
+def sparse_case(h: int = 2, s: int = 50, t: int = 70, d: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values, and a block mask of half of all blocks of 16."""
+    mask = torch.rand(1, h, -(-s // 16), -(-t // 16), generator=torch.Generator().manual_seed(3)) < 0.5
+    return normal(1, h, s, d), normal(1, h, t, d, seed=1), normal(1, h, t, d, seed=2), mask
+
+
+def test_block_lists_of_all_blocks_are_dense_attention() -> None:
+    query, keys, values, mask = sparse_case()
+    out, _ = block_sparse(query, keys, values, *listed(torch.ones_like(mask)), (16, 16), 0.25)
+    near(out, F.scaled_dot_product_attention(query, keys, values, scale=0.25), 1e-5)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+def test_ka_04_the_block_size_that_was_asked_for_is_the_one_that_counts(size: int) -> None:
+    """A list that holds the first block of keys alone shows the first `size` keys, and the mean of their places tells how many."""
+    place = torch.arange(256.0)[None, None, :, None]
+    mask = torch.arange(256 // size).expand(1, 1, 256 // size, -1) == 0
+    out, lse = block_sparse(place * 0, place * 0, place, *listed(mask), (size, size), 1.0)
+    assert (out == (size - 1) / 2).all() and lse[0, 0, 0] == pytest.approx(math.log(size))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": (16, 48)}, "blocks of 16 queries and 48 keys; there are 16, 32, 64, 128"),
+        ({"query": torch.zeros(1, 2, 40, 16)}, "lists of 4 rows for 40 queries, which make 3"),
+        ({"keys": torch.zeros(1, 2, 60, 16)}, "lists of 5 blocks; 60 keys make 4"),
+        ({"keys": torch.zeros(1, 3, 70, 16)}, "2 query heads cannot share 3"),
+        ({"query": torch.zeros(1, 2, 50, 260), "keys": torch.zeros(1, 2, 70, 260)}, "heads of 260 channels; at most 256"),
+    ],
+)
+def test_ka_03_and_ka_14_lists_of_another_length_and_heads_too_wide_are_refused(change: dict[str, object], message: str) -> None:
+    query, keys, values, mask = sparse_case()
+    counts, blocks = listed(mask)
+    arguments = {"query": query, "keys": keys, "values": values, "counts": counts, "blocks": blocks, "sizes": (16, 16), "scale": 1.0}
+    changed = {**arguments, **change}
+    if "keys" in change:
+        changed["values"] = changed["keys"]
+    with pytest.raises(InputError, match=message):
+        block_sparse(**changed)
