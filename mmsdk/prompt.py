@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +25,7 @@ from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.types import Image, Media, Video, VisualTokens
 
-__all__ = ["LAST", "Ids", "Layout", "Learned", "Prompt", "Segment", "Slot", "Span", "Text"]
+__all__ = ["LAST", "Ids", "Layout", "Learned", "Prompt", "Role", "Segment", "Slot", "Span", "Text", "Turn"]
 
 LAST = sys.maxsize
 """Where an input ends, however many cells it has."""
@@ -39,12 +40,31 @@ class Text:
 
 Segment = Text | Image | Video | Encoded
 
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says: text and media in its order."""
+
+    role: Role
+    segments: tuple[Segment, ...]
+
+    @property
+    def text(self) -> str:
+        """All its words, in order, one segment a line."""
+        return "\n".join(segment.content for segment in self.segments if isinstance(segment, Text))
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Segments in the user's order; media are counted from 0 in that order, whatever their size or kind."""
+    """Segments in the user's order; media are counted from 0 in that order, whatever their size or kind.
+
+    `begins` says at which segments the turns of a conversation begin, and whose they are: by default all is one turn of the user's.
+    """
 
     segments: tuple[Segment, ...]
+    begins: tuple[tuple[int, Role], ...] = ((0, "user"),)
 
     @staticmethod
     def of(media: Sequence[Media | Encoded], question: str) -> "Prompt":
@@ -59,6 +79,19 @@ class Prompt:
             # bytes of another encoding, as a terminal or a file name hands them over
             raise InputError(f"holds {question[error.start]!r}, which is no letter; decode it as UTF-8", item="question") from None
         return Prompt((*media, Text(question)))
+
+    @staticmethod
+    def talk(turns: Sequence[Turn]) -> "Prompt":
+        """A conversation, up to where the next answer begins; media are counted over all of it."""
+        starts = accumulate((len(turn.segments) for turn in turns), initial=0)
+        segments = tuple(segment for turn in turns for segment in turn.segments)
+        return Prompt(segments, tuple(zip(starts, (turn.role for turn in turns), strict=False)))
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What each side says, in order."""
+        ends = [*(start for start, _ in self.begins[1:]), len(self.segments)]
+        return tuple(Turn(role, self.segments[start:end]) for (start, role), end in zip(self.begins, ends, strict=True))
 
     @property
     def media(self) -> tuple[Media | Encoded, ...]:

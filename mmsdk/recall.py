@@ -56,7 +56,7 @@ class Sights:
                     if isinstance(segment, Media) and key in self._kept:
                         self._kept.move_to_end(key)
                         found[place] = dataclasses.replace(self._kept[key], source=segment.source, notes=segment.notes)
-        return Prompt(tuple(found))
+        return dataclasses.replace(prompt, segments=tuple(found))
 
     def learn(self, key: bytes, media: Media, tokens: VisualTokens, model: str) -> None:
         """Keep what an encoder made of a picture or a clip, where it fits at all."""

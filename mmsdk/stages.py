@@ -52,8 +52,8 @@ __all__ = [
     "read",
 ]
 
-# What a user writes for one question: the media (one, several or none) and the words.
-Question = tuple[Given | Sequence[Given], str]
+# What a user writes for one question: the media (one, several or none) and the words; or no media, and a prompt that holds its own.
+Question = tuple[Given | Sequence[Given], str | Prompt]
 
 _FORGETFUL = Recall()
 
@@ -321,6 +321,8 @@ def _read(index: int, item: object) -> Prompt | InputError:
     media, words = item
     if media is None:
         return InputError("None is no picture; write [] in its place to ask without one", item="media", index=index)
+    if isinstance(words, Prompt) and isinstance(media, list | tuple) and not media:
+        return words
     # a list or tuple is always several inputs here, never the frames of one clip
     sources = media if isinstance(media, list | tuple) else [media]
     try:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Literal
 
 import jinja2
 from jinja2 import nodes
@@ -28,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmsdk.encoded import Encoded, frames_of
 from mmsdk.errors import ModelError
-from mmsdk.prompt import Ids, Layout, Learned, Segment, Slot, Span, Text
+from mmsdk.prompt import Ids, Layout, Learned, Slot, Span, Text, Turn
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.types import Media
 
@@ -39,14 +38,6 @@ Piece = str | Slot | Learned
 
 # What a template that asks for something unforeseen may fail with, inside the sandbox.
 _FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one side says: text and media in its order."""
-
-    role: Literal["system", "user", "assistant"]
-    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,8 @@ class Assembled:
         return self.connector(tokens)
 
     def layout(self, prompt: Prompt) -> Layout:
-        """The prompt as one turn of a user, before the answer to it; see `talk`."""
-        return self.talk([Turn("user", prompt.segments)])
+        """The prompt's turns before the next answer; see `talk`."""
+        return self.talk(prompt.turns)
 
     def talk(self, turns: Sequence[Turn]) -> Layout:
         """A conversation before the next answer; media are counted over all of it."""

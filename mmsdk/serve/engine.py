@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.answer import Tokens
 from mmsdk.decoder.prefill import prefill_into
 from mmsdk.encoded import Given
 from mmsdk.errors import InputError, MmsdkError
@@ -30,6 +31,7 @@ from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import PAGE, Pages, RowPages
 from mmsdk.kv.prefix import Prefixes
 from mmsdk.pipeline import Pipeline
+from mmsdk.prompt import Prompt
 from mmsdk.recall import Recall, Sights
 from mmsdk.seeing import parted
 from mmsdk.serve.job import Event, Finish, Job, Outcome, Reading, laid_with
@@ -90,8 +92,13 @@ class Engine:
         """The share of the slots in blocks of those who speak that hold a token."""
         return self._cache.utilisation
 
-    def submit(self, media: Given | Sequence[Given], question: str, config: GenerationConfig = GenerationConfig(), tenant: str = "") -> int:
-        """Take a request; its number. Nothing is looked at yet: what is wrong with it ends it, alone, in a later step."""
+    def submit(
+        self, media: Given | Sequence[Given], question: str | Prompt, config: GenerationConfig = GenerationConfig(), tenant: str = ""
+    ) -> int:
+        """Take a request; its number. Nothing is looked at yet: what is wrong with it ends it, alone, in a later step.
+
+        A prompt in the place of the question, behind no media, is a conversation.
+        """
         self._number += 1
         vlm = self._pipe.vlm
         job = Job(self._number, (media, question), config, tenant, vlm.tokenizer.decode, vlm.stop_ids)
@@ -183,6 +190,7 @@ class Engine:
             told = f"prompt and answer may take {most} tokens, the engine holds {self._pages.blocks.columns * page}"
             return InputError(f"{told}; lower max_tokens, or give it more tokens", item="prompt")
         self._prepared[job.number] = row, keys
+        job.tokens = Tokens(row.visual, row.kept, len(row.embeddings))
         return None
 
     def _begin(self, job: Job) -> bool:
@@ -198,6 +206,8 @@ class Engine:
             cache.release()
             return False
         done = len(known) * self._pages.page
+        if not job.said:
+            job.tokens = replace(job.tokens, recalled=done)
         cache.reserve(tokens - done)
         self._reading.append(Reading(job, laid, keys, cache, done))
         return True

@@ -1,13 +1,14 @@
 """One request on its way through an engine: what was asked, what the decoder is to be told, what has been said."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.answer import Tokens
 from mmsdk.decoder.prefill import Laid
 from mmsdk.decoder.spans import Span
 from mmsdk.decoder.transformer import Decoder
@@ -26,12 +27,16 @@ Finish = Literal["stop", "length", "cancelled"] | MmsdkError
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A request went on: the tokens it gained, the text that these set free, and why it ends here, if it does."""
+    """A request went on: the tokens it gained, the text that these set free, and why it ends here, if it does.
+
+    `tokens` are its counts so far, all 0 where it was never looked at.
+    """
 
     number: int
     ids: tuple[int, ...]
     text: str
     finish: Finish | None = None
+    tokens: Tokens = Tokens()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class Job:
         self.config = config
         self.tenant = tenant
         self.said: list[int] = []
+        self.tokens = Tokens()
         self._reply = Reply(number, config, TextStream(decode, config.stop), stop_ids)
         self._sampler: Sampler | None = None
         self._begun = False
@@ -71,7 +77,7 @@ class Job:
         # Models begin with the space between prompt and answer, which is no part of the answer.
         text = step.text if self._begun else step.text.lstrip()
         self._begun = self._begun or bool(text)
-        return Event(self.number, step.ids, text, step.finish)
+        return Event(self.number, step.ids, text, step.finish, replace(self.tokens, generated=len(self.said)))
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.models.mini.adapter import Adapter, changed, merge, read_adapter
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
-from mmsdk.models.mini.words import ADAPTER, BOS, EOS, MARKERS, asked
+from mmsdk.models.mini.words import ADAPTER, BOS, EOS, MARKERS, conversation
 from mmsdk.models.types import Tokenizer
 from mmsdk.prompt import Ids, Layout, Prompt, Slot
 from mmsdk.quant.types import Quantize
@@ -50,9 +50,9 @@ class Mini:
         return self.projector.connect(tokens)
 
     def layout(self, prompt: Prompt) -> Layout:
-        """Begin token, sight, then the question."""
+        """Begin token, sight, then the question, or the conversation."""
         slots = [Slot(i) for i in range(len(prompt.media))]
-        words = self.tokenizer.encode(asked(prompt.text))
+        words = self.tokenizer.encode(conversation([(turn.role, turn.text) for turn in prompt.turns]))
         return Layout((Ids((BOS,)), *slots, Ids(tuple(words))), media=len(slots))
 
 
