@@ -139,7 +139,8 @@ def keys_of(
     rows = []
     for index, tokens in entering.items():
         plan, prompt = plans[index], prompts[index]
-        keyed = recall.memory.page and _tellable(plan)
+        # where a token sees what comes after it, what is known of a prompt holds for no other
+        keyed = recall.memory.page and _tellable(plan) and vlm.decoder.config.sees == "before"
         looks = [digest(key, *_told(plan, prompt)) for key in contents[index]] if keyed else []
         rows.append(chain(root, _runs(vlm.layout(prompt), looks, tokens), recall.memory.page) if keyed else [])
     return rows

@@ -20,6 +20,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import (
     CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GemmaConfig,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     InternVLConfig,
@@ -33,6 +37,8 @@ from transformers import (
     LlavaNextVideoForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    PaliGemmaConfig,
+    PaliGemmaForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2Config,
     SiglipVisionConfig,
@@ -40,6 +46,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -61,7 +69,9 @@ from mmsdk.vision.types import Image, Video
 
 __all__ = ["KINDS", "MOVING", "Kind", "SightReplica"]
 
-Kind = Literal["llava", "llava_next", "llava_next_video", "llava_onevision", "idefics3", "smolvlm", "internvl"]
+Kind = Literal[
+    "llava", "llava_next", "llava_next_video", "llava_onevision", "idefics3", "smolvlm", "internvl", "paligemma", "gemma3"
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOVING: tuple[Kind, ...] = ("llava_next_video", "llava_onevision", "smolvlm", "internvl")
 """The families that have clips of their own."""
@@ -142,10 +152,14 @@ class SightReplica:
         images = [_array(item.pixels) for item in prompt.media if isinstance(item, Image)]
         clips = [item for item in prompt.media if isinstance(item, Video)]
         seen, stands, views = self._pictures(images) if images else ({}, [], [])
+        if self.kind == "paligemma":
+            return self._prefix(prompt, seen)
         frames, told = self._clips(clips) if clips else ([], [])
         text = _replaced(text, {self.parts.image: stands, self.parts.video: told})
         ids = self.tokenizer(text, add_special_tokens=not text.startswith(self.tokenizer.bos_token or "\0"), return_tensors="pt")
         found = {"input_ids": ids["input_ids"], "attention_mask": torch.ones_like(ids["input_ids"]), **seen}
+        if self.kind == "gemma3":
+            found["token_type_ids"] = (found["input_ids"] == _id(self.tokenizer, "<image_soft_token>")).int()
         return found | self._together(prompt, found, views, frames)
 
     @torch.no_grad()
@@ -173,8 +187,16 @@ class SightReplica:
         views = told.get("num_patches", [1] * len(images))
         if "rows" in told:
             views = [rows * columns + 1 for rows, columns in zip(told["rows"][0], told["cols"][0], strict=True)]
-        unused = ("rows", "cols", "num_patches", "batch_num_images")
+        unused = ("rows", "cols", "num_patches", "num_crops", "batch_num_images")
         return {name: value for name, value in told.items() if name not in unused}, stands, views
+
+    def _prefix(self, prompt: Prompt, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """PaliGemma's prompt: no template, the begin token behind the last picture, the end of the line; all of it sees all of it."""
+        parts = [one.content if isinstance(one, Text) else "<image>" * _CELLS**2 for one in prompt.segments]
+        last = max((place for place, one in enumerate(prompt.segments) if not isinstance(one, Text)), default=-1)
+        text = "".join([*parts[: last + 1], self.tokenizer.bos_token, *parts[last + 1 :], "\n"])
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids), **seen}
 
     def _clips(self, clips: Sequence[Video]) -> tuple[list[Tensor], list[str]]:
         """Pixels of each clip's frames, and what stands for each clip."""
@@ -219,7 +241,8 @@ def _tokenizer(kind: Kind) -> Any:
     if wordy:
         begin = tokenizer.token_to_id("<s>")
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
-    special_names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>", **({"bos_token": "<s>"} if wordy else {})}
+    begins = {"bos_token": "<s>"} if wordy or "gemma" in kind else {}
+    special_names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>", **begins}
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=list(_SPECIAL[kind]), **special_names)
     image, video = _PLACES[kind]
     source = _TEMPLATE if not wordy else _TEMPLATE.removeprefix("{{ bos_token or '' }}")
@@ -231,8 +254,7 @@ def _tokenizer(kind: Kind) -> Any:
 
 
 def _language(tokenizer: Any, llama: bool) -> Any:
-    ids = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
-    return (LlamaConfig if llama else Qwen2Config)(**_TEXT, **ids)
+    return (LlamaConfig if llama else Qwen2Config)(**_TEXT, **_ends(tokenizer))
 
 
 def _id(tokenizer: Any, token: str) -> int:
@@ -362,6 +384,41 @@ def _internvl(tokenizer: Any) -> _Parts:
     return _Parts(InternVLForConditionalGeneration(config), pictures, frames, joint, "<IMG_CONTEXT>", "<video>")
 
 
+def _paligemma(tokenizer: Any) -> _Parts:
+    vision = SiglipVisionConfig(**_TOWER, image_size=_SIDE, patch_size=_PATCH, projection_dim=64, vision_use_head=False)
+    text = GemmaConfig(**_TEXT, head_dim=16, **_ends(tokenizer))
+    ids = {"image_token_index": _id(tokenizer, "<image>"), "projection_dim": 64, "hidden_size": 64}
+    config = PaliGemmaConfig(vision_config=vision, text_config=text, **ids)
+    pictures = SiglipImageProcessorPil(size=_SQUARE)
+    return _Parts(PaliGemmaForConditionalGeneration(config), pictures, pictures, _EachAlike("<image>" * _CELLS**2), "<image>")
+
+
+@dataclass(frozen=True, slots=True)
+class _EachAlike:
+    """What stands for a picture where all are alike."""
+
+    text: str
+
+    def replace_image_token(self, images: Mapping[str, Tensor], image_idx: int) -> str:
+        return self.text
+
+
+def _gemma3(tokenizer: Any) -> _Parts:
+    vision = SiglipVisionConfig(**_TOWER, image_size=_SIDE, patch_size=_PATCH, vision_use_head=False)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    text = Gemma3TextConfig(**_TEXT, head_dim=16, query_pre_attn_scalar=24, sliding_window=12, layer_types=kinds, **_ends(tokenizer))
+    soft, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+    ids = {"image_token_index": _id(tokenizer, soft), "boi_token_index": _id(tokenizer, begin), "eoi_token_index": _id(tokenizer, end)}
+    config = Gemma3Config(vision_config=vision, text_config=text, mm_tokens_per_image=9, **ids)
+    pictures = Gemma3ImageProcessorPil(size=_SQUARE)
+    joint = _bare(Gemma3Processor, full_image_sequence=f"\n\n{begin}{soft * 9}{end}\n\n")
+    return _Parts(Gemma3ForConditionalGeneration(config), pictures, pictures, joint, begin)
+
+
+def _ends(tokenizer: Any) -> dict[str, Any]:
+    return {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+
+
 def _bare(kind: Any, **attributes: object) -> Any:
     """A processor that has its methods and these attributes, and no processor of clips."""
     made = object.__new__(kind)
@@ -392,6 +449,8 @@ _SPECIAL: Mapping[Kind, Sequence[str]] = MappingProxyType(
         "idefics3": ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TILES],
         "smolvlm": ["<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", *_TILES],
         "internvl": ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+        "paligemma": ["<image>"],
+        "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
     }
 )
 _PLACES: Mapping[Kind, tuple[str, str]] = MappingProxyType(
@@ -403,6 +462,8 @@ _PLACES: Mapping[Kind, tuple[str, str]] = MappingProxyType(
         "idefics3": ("<image>", ""),
         "smolvlm": ("<image>", "<video>"),
         "internvl": ("<IMG_CONTEXT>", "<video>"),
+        "paligemma": ("<image>", ""),
+        "gemma3": ("<start_of_image>", ""),
     }
 )
 _MAKERS: Mapping[Kind, Callable[[Any], _Parts]] = MappingProxyType(
@@ -414,5 +475,7 @@ _MAKERS: Mapping[Kind, Callable[[Any], _Parts]] = MappingProxyType(
         "idefics3": _idefics3,
         "smolvlm": _smolvlm,
         "internvl": _internvl,
+        "paligemma": _paligemma,
+        "gemma3": _gemma3,
     }
 )

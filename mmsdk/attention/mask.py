@@ -70,13 +70,21 @@ def side_by_side(view: PagedView, mask: Mask, dtype: torch.dtype) -> tuple[Layer
 class Masks:
     """The masks of one pass through the decoder; layers whose views hold the same entries share one.
 
-    `explicit`, where given, takes the place of positions and padding alike: it alone says who sees what.
+    `explicit`, where given, takes the place of positions and padding alike: it alone says who sees what. `reach` is the last position
+    that each token sees, where that is not its own; with a `window` above 0, only the last so many positions are seen.
     """
 
     def __init__(
-        self, positions: Int[Tensor, "b s"], dtype: torch.dtype, explicit: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None
+        self,
+        positions: Int[Tensor, "b s"],
+        dtype: torch.dtype,
+        explicit: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None,
+        reach: tuple[Int[Tensor, "b s"], ...] = (),
+        window: int = 0,
     ) -> None:
         self._positions = positions
+        self._reach = reach
+        self._window = window
         self._dtype = dtype
         self._explicit = None if explicit is None else Bias.of(explicit, dtype)
         self._entries: Tensor | None = None
@@ -92,6 +100,8 @@ class Masks:
 
     def _built(self, view: View) -> Mask:
         queries, entries = self._positions.shape[1], view.positions.shape[1]
+        if self._reach or 0 < self._window < entries:
+            return self._bounded(view)
         if isinstance(view, PagedView) and queries == 1 and view.ascending:
             # The last of its row sees the whole row, and padding lies nowhere.
             return Everything()
@@ -102,6 +112,14 @@ class Masks:
         # Rows in order all see alike, whatever their positions are.
         rows = slice(0, 1) if view.ordered else slice(None)
         seen = (view.positions[rows, None, :] <= self._positions[rows, :, None]) & view.valid[rows, None, :]
+        return Bias.of(seen[:, None], self._dtype)
+
+    def _bounded(self, view: View) -> Mask:
+        """Where more or less is seen than what stands before."""
+        last = self._reach[0] if self._reach else self._positions
+        seen = (view.positions[:, None, :] <= last[:, :, None]) & view.valid[:, None, :]
+        if self._window:
+            seen &= view.positions[:, None, :] > self._positions[:, :, None] - self._window
         return Bias.of(seen[:, None], self._dtype)
 
 

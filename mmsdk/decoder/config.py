@@ -7,6 +7,7 @@ from mmsdk.attention.mla import Latent
 from mmsdk.decoder.mlp import Activation
 from mmsdk.decoder.moe import Mixture
 from mmsdk.decoder.rope import Dynamic, LongRope, Scaling, Sections, Unscaled
+from mmsdk.decoder.sight import Local, Sees
 from mmsdk.errors import ModelError
 
 __all__ = ["DecoderConfig", "Grouped", "Plain"]
@@ -33,7 +34,9 @@ class DecoderConfig:
     Llama has no switch on, Qwen2 has `qkv_bias`, Qwen3 has `qk_norm`: an RMSNorm over each head of queries and keys, before the rotation.
     Qwen's vision-language models turn heads along three axes, by `rope_sections`.
     DeepSeek's have latent attention, with a single key-value head, and a mixture of experts in most layers, `inner` being for the others.
-    Gemma has the `activation` "gelu_tanh" and multiplies the embeddings of words by `embedding_scale`, the root of its width.
+    Gemma has the `activation` "gelu_tanh", adds `norm_offset` to the weights of its norms and multiplies the embeddings of words by
+    `embedding_scale`, the root of its width. Gemma 3 also has norms behind attention and feed-forward (`post_norms`), scales queries by
+    `query_scale` and has `local` layers. `sees` is told in `mmsdk.decoder.sight`.
     Raises ModelError for sizes that do not fit together.
     """
 
@@ -56,6 +59,11 @@ class DecoderConfig:
     tied: bool = False
     activation: Activation = "silu"
     embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    query_scale: float = 1.0
+    local: Local = Local()
+    sees: Sees = "before"
     attention: Grouped | Latent = field(default_factory=Grouped)
     feed: Plain | Mixture = field(default_factory=Plain)
 
@@ -88,7 +96,9 @@ class DecoderConfig:
         sections = self.rope_sections.counts
         if sections and (len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != self.head_dim):
             raise ModelError(f"decoder config: rope_sections {sections} must be three that share the {self.head_dim // 2} pairs of a head")
-        for name, lowest in (("norm_eps", 0.0), ("rope_theta", 1.0), ("embedding_scale", 0.0)):
+        if self.local.window < 1 or not all(0 <= layer < self.layers for layer in self.local.layers):
+            raise ModelError(f"decoder config: local is {self.local}; it must be of layers that there are, and a window of at least 1")
+        for name, lowest in (("norm_eps", 0.0), ("rope_theta", 1.0), ("embedding_scale", 0.0), ("query_scale", 0.0)):
             value = getattr(self, name)
             if not isinstance(value, float) or not math.isfinite(value) or value <= lowest:
                 raise ModelError(f"decoder config: {name} is {value!r}, it must be a finite float above {lowest}")

@@ -8,16 +8,21 @@ __all__ = ["RMSNorm"]
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis (Zhang and Sennrich, arXiv 1910.07467)."""
+    """x / rms(x) * (offset + weight) over the last axis (Zhang and Sennrich, arXiv 1910.07467); an `offset` of 1 is Gemma's."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
+        self.offset = offset
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The squares of a float16 activation overflow from 256 on, so they are taken in float32."""
         wide = x.float()
+        if self.offset:
+            # Gemma applies the weight before it rounds.
+            scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * (self.offset + self.weight.float())
+            return scaled.to(x.dtype)
         # Rounded before the weight is applied, as checkpoints of this family were trained; a weight may be wider than the stream.
         normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
         return (self.weight * normed).to(x.dtype)

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.attention.received import received
+from mmsdk.decoder.sight import reaching
 from mmsdk.decoder.spans import Arrangement, Span, arranged, gathered
 from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.kv.slots import placed
@@ -85,7 +86,7 @@ class Pause:
         self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], number: int, turns: tuple[Int[Tensor, "3 b s"], ...]
     ) -> tuple[Tensor, Tensor]:
         layer = cast(Layer, self.decoder.layers[number])
-        rotation = self.decoder.rotation(turns[0] if turns else positions, x.dtype)
+        rotation = self.decoder.rotation(turns[0] if turns else positions, x.dtype, number)
         query, key, _ = layer.attention.project(layer.norm1(x), rotation)
         return query, key
 
@@ -115,7 +116,7 @@ def thin(
         for part in (range(max(run.start, layers.start), min(run.stop, layers.stop)) for run in runs):
             if part:
                 here = placed(own, standing[layers.start], standing[part.start])
-                x, before = _chunked(decoder, x, here, turns, deep, cache, part, chunk)
+                x, before = _chunked(decoder, x, here, turns, deep, reaching(decoder.config.sees, now.kinds, here), cache, part, chunk)
         return x, before
 
     now, start, told, seconds = arranged(rows, 0, x.device), 0, list[Tensor](), 0.0
@@ -156,16 +157,20 @@ def _chunked(
     positions: Int[Tensor, "b s"],
     turns: tuple[Int[Tensor, "3 b s"], ...],
     deep: Sequence[Float[Tensor, "b s d"]],
+    reach: tuple[Int[Tensor, "b s"], ...],
     cache: KVCache,
     layers: range,
     chunk: int,
 ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
-    """The stream after these layers and before the last of them, a chunk of tokens through all the layers at a time."""
-    step = min(chunk, x.shape[1])
+    """The stream after these layers and before the last of them, a chunk of tokens through all the layers at a time.
+
+    Tokens that see what comes after them go through together.
+    """
+    step = x.shape[1] if reach else min(chunk, x.shape[1])
     parts = []
     for here in (slice(start, start + step) for start in range(0, x.shape[1], step)):
         axes, added = tuple(one[..., here] for one in turns), [one[:, here] for one in deep]
-        parts.append(decoder.run(x[:, here], positions[:, here], cache, layers, turns=axes, deep=added))
+        parts.append(decoder.run(x[:, here], positions[:, here], cache, layers, turns=axes, deep=added, reach=reach))
     if len(parts) == 1:
         return parts[0]
     return torch.cat([after for after, _ in parts], dim=1), torch.cat([before for _, before in parts], dim=1)

@@ -25,7 +25,7 @@ from mmsdk.decoder.linear import Linear, product
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.moe import MixedMLP, Mixture
 from mmsdk.decoder.norm import RMSNorm
-from mmsdk.decoder.rope import Rope, Rotation
+from mmsdk.decoder.rope import Rope, Rotation, Unscaled
 from mmsdk.errors import ModelError
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
@@ -58,8 +58,9 @@ class SelfAttention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.qkv = Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.qkv_bias)
         self.o = Linear(config.heads * config.head_dim, config.width, bias=config.o_bias)
-        self.q_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset) if config.qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset) if config.qk_norm else nn.Identity()
+        self.query_scale = config.query_scale
         self.core = core
 
     def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
@@ -78,7 +79,8 @@ class SelfAttention(nn.Module):
         """Queries and keys, turned to their positions, and values of the normalised stream."""
         heads = self.qkv(x).view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
         query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        return rotation(self.q_norm(query)), rotation(self.k_norm(key)), value
+        turned = rotation(self.q_norm(query))
+        return turned if self.query_scale == 1 else turned * self.query_scale, rotation(self.k_norm(key)), value
 
 
 class Layer(nn.Module):
@@ -86,16 +88,22 @@ class Layer(nn.Module):
 
     def __init__(self, config: DecoderConfig, core: Attention, index: int) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(config.width, config.norm_eps)
+        self.norm1 = _norm(config)
         self.attention = _attention(config, core)
-        self.norm2 = RMSNorm(config.width, config.norm_eps)
+        self.norm2 = _norm(config)
         self.mlp = _feed_forward(config, index)
+        self.post1: nn.Module = _norm(config) if config.post_norms else nn.Identity()
+        self.post2: nn.Module = _norm(config) if config.post_norms else nn.Identity()
 
     def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
         """One layer of the residual stream."""
-        x = x + self.attention(self.norm1(x), rotation, cache, layer, masks)
-        out: Tensor = x + self.mlp(self.norm2(x))
+        x = x + self.post1(self.attention(self.norm1(x), rotation, cache, layer, masks))
+        out: Tensor = x + self.post2(self.mlp(self.norm2(x)))
         return out
+
+
+def _norm(config: DecoderConfig) -> RMSNorm:
+    return RMSNorm(config.width, config.norm_eps, config.norm_offset)
 
 
 def _attention(config: DecoderConfig, core: Attention) -> SelfAttention | LatentAttention:
@@ -117,9 +125,10 @@ class Decoder(nn.Module):
         # Not initialised: random numbers for the largest matrix take a second, and `of` replaces them.
         self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocabulary, config.width), freeze=False)
         self.layers = nn.ModuleList(Layer(config, core, index) for index in range(config.layers))
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.norm = _norm(config)
         self.head: nn.Module = nn.Identity() if config.tied else Linear(config.width, config.vocabulary, bias=False)
         self._rope = Rope(config.rotated, config.rope_theta, config.rope_scaling, config.rope_sections)
+        self._local_rope = Rope(config.rotated, config.local.theta, Unscaled(), config.rope_sections)
 
     @classmethod
     def of(cls, config: DecoderConfig, state: Mapping[str, Tensor], core: Attention = _DENSE) -> "Decoder":
@@ -180,22 +189,28 @@ class Decoder(nn.Module):
         mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
         turns: tuple[Int[Tensor, "*c b s"], ...] = (),
         deep: Sequence[Float[Tensor, "b s d"]] = (),
+        reach: tuple[Int[Tensor, "b s"], ...] = (),
     ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
         """Part of a pass: the residual stream after these layers, and before the last of them.
 
         `positions` are those that the tokens have in these layers, which may count fewer tokens than the first does. Heads turn by them,
         unless `turns` holds the positions [3 b s] on each axis, or [b s] on all of them. `deep` is added after the first layers of all.
+        `reach` is the last position that each token sees, where that is not its own (`mmsdk.decoder.sight`).
         """
         cache.advance(positions, layers)
-        rotation, masks, before = self.rotation(turns[0] if turns else positions, x.dtype), Masks(positions, x.dtype, mask), x
+        local, at, before = self.config.local, turns[0] if turns else positions, x
+        ways = [(self.rotation(at, x.dtype), Masks(positions, x.dtype, mask, reach))]
+        if local.layers:
+            ways.append((self._local_rope(at, x.dtype), Masks(positions, x.dtype, mask, reach, local.window)))
         for index in layers:
+            rotation, masks = ways[index in local.layers]
             before, x = x, self.layers[index](x, rotation, cache, index, masks)
             x = x + deep[index] if index < len(deep) else x
         return x, before
 
-    def rotation(self, positions: Int[Tensor, "*c b s"], dtype: torch.dtype) -> Rotation:
-        """What turns queries and keys to their positions, [b s] or, on each of three axes, [3 b s]."""
-        return self._rope(positions, dtype)
+    def rotation(self, positions: Int[Tensor, "*c b s"], dtype: torch.dtype, layer: int = -1) -> Rotation:
+        """What turns queries and keys to their positions, [b s] or, on each of three axes, [3 b s]; of a local layer, that layer's own."""
+        return (self._local_rope if layer in self.config.local.layers else self._rope)(positions, dtype)
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32. Pass only the tokens that need them: the vocabulary is the largest matrix."""

@@ -48,13 +48,16 @@ class Engine:
     def __init__(self, pipe: Pipeline, *, rows: int = 8, chunk: int = 256, tokens: int = 0) -> None:
         """At most `rows` requests at one time, and a pool for so many `tokens` of them all: by default 1,024 each, and the model's context.
 
-        Raises InputError for a size below 1, and where the pipeline compresses inside the decoder, which reads prompts whole.
+        Raises InputError for a size below 1, and where the pipeline compresses inside the decoder, or its model lets tokens see what comes
+        after them: both read prompts whole.
         """
         for name, size in (("rows", rows), ("chunk", chunk)):
             if size < 1:
                 raise InputError(f"it is {size}, it must be at least 1", item=name)
         if pipe.compression.inside_decoder:
             raise InputError("an engine reads prompts in chunks, and a method inside the decoder needs them whole", item="compress")
+        if pipe.vlm.decoder.config.sees != "before":
+            raise InputError("an engine reads prompts in chunks, and this model reads them whole; ask the pipeline itself", item="model")
         self._pipe, self._rows, self._chunk = pipe, rows, chunk
         decoder, config = pipe.vlm.decoder, pipe.vlm.decoder.config
         dtype, device = decoder.norm.weight.dtype, device_of(pipe.vlm)

@@ -14,7 +14,7 @@ Nothing of it is run but the template, in a sandbox (`mmsdk.template`); `auto_ma
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -43,6 +43,11 @@ class Folder:
     def of(path: Path) -> "Folder":
         """Open it. Raises WeightsError for files that are missing or damaged, ModelError for settings that are none."""
         return Folder(path, read_fields(path / "config.json"), open_checkpoint(path))
+
+    def with_text(self, kind: str) -> "Folder":
+        """The same, where the settings of the language model say nothing of its family, with this one."""
+        text = {"model_type": kind, **self.config.group("text_config").values}
+        return replace(self, config=Fields(self.config.where, {**self.config.values, "text_config": text}))
 
     @property
     def processor(self) -> Fields:

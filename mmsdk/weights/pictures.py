@@ -46,8 +46,8 @@ def square_of(fields: Fields, name: str, default: int) -> tuple[int, int]:
     return size
 
 
-def prepare_of(fields: Fields, patch: int, image: int) -> Prepare:
-    """How pictures are prepared for a tower of patches, `image` pixels a side where nothing is said.
+def prepare_of(fields: Fields, patch: int, image: int, levels: Levels = CLIP, by: Filter = "bicubic") -> Prepare:
+    """How pictures are prepared for a tower of patches, `image` pixels a side, to `levels` and `by` a filter where nothing is said.
 
     Raises ModelError for settings that are none, and for a size that patches do not divide.
     """
@@ -60,5 +60,5 @@ def prepare_of(fields: Fields, patch: int, image: int) -> Prepare:
         raise ModelError(f"{fields.where}: pictures of {size[0]}x{size[1]} do not divide into patches of {patch}")
     if not cut or short or square_of(fields, "size", image) == size:
         square = fields.flag("do_pad", default=False)
-        return Prepare(patch, size, short, filter_of(fields, "bicubic"), levels_of(fields, CLIP), square)
+        return Prepare(patch, size, short, filter_of(fields, by), levels_of(fields, levels), square)
     raise fields.wrong("crop_size", f"what size {square_of(fields, 'size', image)} resizes to, where that is no shorter side")

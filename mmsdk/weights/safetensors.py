@@ -54,8 +54,10 @@ class Checkpoint:
         out.copy_(self.tensor(name))
 
     def told(self, name: str) -> str:
-        """What the file calls a tensor."""
-        return self.stored.get(name, name)
+        """What the file calls a tensor; one that it lacks, as it calls those around it."""
+        head = name.partition(".")[0] + "."
+        near = (their[: len(their) - len(our) + len(head)] for our, their in self.stored.items() if our.startswith(head))
+        return self.stored.get(name) or next((start + name.removeprefix(head) for start in near), name)
 
     def renamed(self, rules: Sequence[tuple[str, str]]) -> "Checkpoint":
         """The same tensors under other names, by regular expressions and what takes their place, one rule after another.

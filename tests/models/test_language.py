@@ -15,7 +15,7 @@ from mmsdk.families import open_model
 from mmsdk.pipeline import Pipeline, pipeline
 from mmsdk.vision.types import Image
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")
 TALK = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -34,6 +34,8 @@ def write(family: str, folder: Path, talk: str) -> tuple[Any, Any]:
         "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "bos_token_id": None, "pad_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
     }  # fmt: skip
+    if family == "gemma3_text":
+        sizes |= {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 12}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

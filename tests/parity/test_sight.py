@@ -1,4 +1,4 @@
-"""LLaVA's families, Idefics3, SmolVLM and InternVL against transformers' own classes at tiny size, from the folder they wrote.
+"""LLaVA's families, Idefics3, SmolVLM, InternVL, PaliGemma and Gemma 3 against transformers' own classes at tiny size.
 
 Compared are the scores at every token of a prompt, which also tells that tokens stand where they should, and greedy tokens: for pictures of
 several sizes, words between them, clips, batches, and text that looks like a special token.

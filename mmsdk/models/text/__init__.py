@@ -6,6 +6,7 @@ One file per family, named as `config.json` names its `model_type`.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -13,6 +14,7 @@ import torch
 
 from mmsdk import plugins
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.sight import Sees
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.quant.types import Quantize
@@ -64,12 +66,13 @@ def read_config(fields: Fields) -> DecoderConfig:
     return family.decoder_config(fields)
 
 
-def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
+def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none", sees: Sees = "before") -> Decoder:
     """The decoder of settings and of tensors that are named as a text model alone names them ("model.layers...", "lm_head.weight").
 
+    `sees` is who sees what of a prompt, which is no setting of the decoder's but of what it is part of.
     Raises ModelError for a family or a setting that is not supported, and for tensors, all of them named, that are missing or left over.
     """
-    config, names = read_config(fields), _family(fields).names
+    config, names = replace(read_config(fields), sees=sees), _family(fields).names
     head = f"|{re.escape(HUGGINGFACE.head)}" if config.tied else ""
     scaled = fields.has("quantization_config")
     spare = rf".*\.inv_freq{head}{_ahead(fields, config)}" + (f"|.*{SCALES}" if scaled else "")
@@ -77,7 +80,9 @@ def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quant
     return put_together(names, config, BlockScaled(checkpoint, block_of(fields)) if scaled else checkpoint, dtype, quantize)
 
 
-def nested_decoder(folder: Folder, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
+def nested_decoder(
+    folder: Folder, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none", sees: Sees = "before"
+) -> Decoder:
     """The decoder within a larger model, by the `text_config` of its settings; its tensors are named as in `decoder_of`.
 
     Checkpoints say in several places, and not always truly, whether the head is tied to the embedding: it is where none is stored, unless
@@ -87,7 +92,7 @@ def nested_decoder(folder: Folder, checkpoint: Checkpoint, dtype: torch.dtype, q
     told = [one.flag(stated) for one in (text, folder.config) if one.has(stated)]
     tied = HUGGINGFACE.head not in checkpoint.files and (any(told) or not told)
     values = {"model_type": "llama", **text.values, stated: tied}
-    return decoder_of(Fields(text.where, values), checkpoint, dtype, quantize)
+    return decoder_of(Fields(text.where, values), checkpoint, dtype, quantize, sees)
 
 
 def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
@@ -115,7 +120,8 @@ def _refuse(fields: Fields) -> None:
     """What every family may ask for and no decoder of ours does."""
     if fields.has("quantization_config"):
         block_of(fields)
-    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.wrong("hidden_act", "'silu'")
+    known = ("gelu", "gelu_pytorch_tanh") if fields.text("model_type", "").startswith("gemma") else ("silu", "swish")
+    if fields.text("hidden_act", known[0]) not in known:
+        raise fields.wrong("hidden_act", repr(known[-1]))
     if fields.flag("use_sliding_window", default=False):
         raise ModelError(f"{fields.where}: sliding-window attention (use_sliding_window) is not supported")

@@ -1,0 +1,43 @@
+"""Who sees what beyond what stands before: prompts that are read whole, pictures whose tokens see one another, layers with a short memory.
+
+    "before"    a token sees itself and what stands before it
+    "pictures"  the tokens of a picture also see each other (Gemma 3, arXiv 2503.19786)
+    "prompt"    all of a prompt sees all of it, what is said then only what stands before (prefix-LM; PaliGemma, arXiv 2407.07726)
+
+Letters: b rows of the batch, s tokens of the pass.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+__all__ = ["Local", "Sees", "reaching"]
+
+Sees = Literal["before", "pictures", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Layers that attend to the last `window` positions alone, and turn heads by a base of their own; none by default."""
+
+    layers: tuple[int, ...] = ()
+    window: int = 1
+    theta: float = 10_000.0
+
+
+def reaching(sees: Sees, kinds: Int[Tensor, "b s"], positions: Int[Tensor, "b s"]) -> tuple[Int[Tensor, "b s"], ...]:
+    """The last position that each token sees, -1 for padding; none at all where that is its own.
+
+    `kinds` is -1 for padding, 0 for words and 1, 2, ... for the visual inputs of a row.
+    """
+    if sees == "before":
+        return ()
+    if sees == "prompt":
+        return (positions.amax(dim=1, keepdim=True).expand_as(positions).masked_fill(positions < 0, -1),)
+    # a row has no more visual inputs than tokens
+    kind = kinds.clamp_min(0)
+    ends = positions.new_full((len(positions), positions.shape[1] + 1), -1).scatter_reduce_(1, kind, positions, "amax")
+    return (torch.where(kinds > 0, ends.gather(1, kind), positions),)

@@ -1,0 +1,54 @@
+"""Pictures seen as one square whose patches are averaged, so many a side, into a fixed number of tokens: Gemma 3.
+
+Letters: v views of an input (one, or a clip's frames), n patches of a view, m tokens of it, d width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmsdk.vision.prepare import Prepare
+from mmsdk.vision.tiled import Viewed
+from mmsdk.vision.types import Media, Video, VisualTokens
+
+__all__ = ["Pooled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """`Views` of `cells` x `cells` patches, of which `pool` x `pool` make one token; what is left over at the edges is not looked at."""
+
+    prepare: Prepare
+    cells: int
+    pool: int
+    width: int
+
+    @property
+    def side(self) -> int:
+        """Rows and columns of a view's tokens."""
+        return self.cells // self.pool
+
+    def count(self, size: tuple[int, int], frames: int) -> int:
+        """See `mmsdk.vision.tiled.Views`."""
+        return max(frames, 1) * self.side**2
+
+    def cut(self, item: Media) -> Float[Tensor, "v 3 y x"]:
+        """See `mmsdk.vision.tiled.Views`."""
+        return self.prepare(item.frames if isinstance(item, Video) else item.pixels[None])
+
+    def tokens(self, item: Media, viewed: Viewed) -> VisualTokens:
+        """See `mmsdk.vision.tiled.Views`."""
+        features, saliency, keys = (self._means(x) for x in (viewed.features, viewed.saliency[..., None], viewed.keys))
+        grid, device = (len(viewed.features), self.side, self.side), features.device
+        axes = [torch.arange(size, device=device) for size in grid]
+        positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
+        times = item.times.to(device) if isinstance(item, Video) else torch.zeros(1, device=device)
+        weight = torch.full((len(features),), float(self.pool**2), device=device)
+        return VisualTokens(features, positions, weight, grid, times, saliency[:, 0], keys)
+
+    def _means(self, x: Float[Tensor, "v n d"]) -> Float[Tensor, "m d"]:
+        planes = x.transpose(1, 2).unflatten(2, (self.cells, self.cells))
+        return F.avg_pool2d(planes, self.pool).flatten(2).transpose(1, 2).flatten(0, 1)
