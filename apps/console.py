@@ -80,4 +80,6 @@ def _pad(cell: str, width: int, right: bool) -> str:
 def _text(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.3g}" if isinstance(cell, float) and abs(cell) < 100 else f"{cell:.0f}" if isinstance(cell, float) else str(cell)
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:.3g}" if abs(cell) < 10 else f"{cell:.2f}" if abs(cell) < 100 else f"{cell:.0f}"

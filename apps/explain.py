@@ -32,6 +32,7 @@ QUESTION = "#1d4f91"
 FRAMES = 8  # a clip shows at most so many of its steps
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 HEAT, DIM = 0.45, 0.25
+BRIGHT = 170  # above it a border is black, below it white
 
 Panel = UInt8[np.ndarray, "H W 3"]
 Font = PIL.ImageFont.FreeTypeFont | PIL.ImageFont.ImageFont
@@ -122,7 +123,8 @@ def _looked_at(picture: Panel, heat: Float[Tensor, "h w"], cells: Int[Tensor, "h
     mixed = picture * (1 - share) + colours * share
     mixed[owner < 0] *= DIM
     if len(cells.unique()) < cells.numel():
-        mixed[_borders(owner)] = 255
+        borders = _borders(owner)
+        mixed[borders] = np.where(mixed[borders].mean(-1, keepdims=True) > BRIGHT, 0, 255)
     drawn: Panel = mixed.round().clip(0, 255).astype(np.uint8)
     return drawn
 

@@ -106,7 +106,8 @@ def build(package: str, spec: Spec) -> object:
     kinds = get_type_hints(plugin)
     for knob, _ in spec.knobs:
         if knob not in parameters:
-            raise PluginError(f"{spec.name!r} has no knob {knob!r}{_near(knob, list(parameters))}")
+            known = _near(knob, list(parameters)) if parameters else ": it has none"
+            raise PluginError(f"{spec.name!r} has no knob {knob!r}{known}")
     values = {knob: _convert(kinds[knob], text, f"{spec.name}:{knob}") for knob, text in spec.knobs}
     for knob, entry in parameters.items():
         if knob not in values and entry.default is Parameter.empty:

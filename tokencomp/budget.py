@@ -30,6 +30,8 @@ class Budget:
         if isinstance(amount, bool) or not isinstance(amount, SupportsFloat):
             raise BudgetError(f"a budget is a count or a fraction, got {shown(amount)}")
         if isinstance(amount, int):
+            if amount < 1:
+                raise BudgetError(f"a budget must keep at least one token, got {amount}")
             if not 1 <= amount <= n:
                 raise BudgetError(f"budget {amount} tokens is outside [1, {n}]: the input has {n} visual tokens")
             return Budget(amount)

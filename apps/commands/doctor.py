@@ -74,11 +74,18 @@ def _cache(folder: Path) -> dict[str, Cell]:
     return _finding("cache folder", "ok", f"{folder}, {shutil.disk_usage(standing).free / 1e9:.1f} GB free")
 
 
+_USES = {
+    "emoji": "mini's benches and training", "photos": "the demo, mini's benches and training", "backdrops": "mini's training",
+    "clips": "the tests",
+}  # fmt: skip
+"""Who asks for the bundles that `mini` itself does without."""
+
+
 def _weights() -> list[dict[str, Cell]]:
     rows = [_adapter()]
     for part in available():
         here = part.state == "present"
-        need = "" if part.bundle == "mini" else "optional, for the demo, benches and training: "
+        need = f"optional, for {_USES[part.bundle]}: " if part.bundle in _USES else ""
         detail = str(part.path) if here else f"{need}fetched at first use, or with: mmsdk weights pull {part.bundle}"
         rows.append(_finding(f"weights {part.bundle}/{part.part}", "ok" if here else "absent", detail))
     return rows

@@ -23,7 +23,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = known if args.name is None else [args.name]
     if args.action == "verify":
         return _verify(chosen, args.json, absent_is_bad=args.name is not None)
-    _show([_row(state) for state in available() if state.bundle in chosen], args.json)
+    states = [state for state in available() if state.bundle in chosen]
+    _show([_row(state) for state in states], args.json)
+    if not args.json:
+        print("", *(f"{state.bundle}/{state.part}: {state.licence}" for state in states), sep="\n")
     return 0
 
 
@@ -43,7 +46,9 @@ def _pull(name: str, as_json: bool) -> int:
 
 
 def _show(rows: list[dict[str, Cell]], as_json: bool) -> None:
-    print(json.dumps({"weights": rows}) if as_json else table(rows, line_width()))
+    """Licences are sentences: in a column of a table for people they would leave no room for the path."""
+    told = [{name: cell for name, cell in row.items() if name != "licence"} for row in rows]
+    print(json.dumps({"weights": rows}) if as_json else table(told, line_width()))
 
 
 def _row(state: PartState) -> dict[str, Cell]:

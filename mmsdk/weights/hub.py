@@ -35,4 +35,6 @@ def resolve(name: str, wanted: Sequence[str] = _WANTED) -> Path:
     except HFValidationError as error:
         raise WeightsError(f'{name!r} is neither a folder nor a name like "org/name"') from error
     except _FAILURES as error:
-        raise WeightsError(f"{name} is no folder here and cannot be fetched from the hub: {type(error).__name__}: {error}") from error
+        # the hub's errors go on for paragraphs
+        cause = str(error).strip().partition("\n")[0]
+        raise WeightsError(f"{name} is no folder here and cannot be fetched from the hub: {type(error).__name__}: {cause}") from error

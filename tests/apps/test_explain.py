@@ -22,8 +22,8 @@ def sight(grid: tuple[int, int, int], assignment: torch.Tensor, saliency: torch.
     return Sight("picture.png", grid, positions, torch.empty(0) if saliency is None else saliency, audit)
 
 
-def grey(height: int, width: int) -> Image:
-    return Image(torch.full((3, height, width), 200, dtype=torch.uint8))
+def grey(height: int, width: int, level: int = 200) -> Image:
+    return Image(torch.full((3, height, width), level, dtype=torch.uint8))
 
 
 def panel(page: np.ndarray, number: int, height: int = SIDE, width: int = SIDE) -> np.ndarray:
@@ -55,7 +55,9 @@ def test_important_patches_are_warm() -> None:
 def test_merged_groups_are_outlined_and_a_full_grid_is_not() -> None:
     halves = torch.tensor([0, 0, 1, 1] * 4)
     merged = panel(np.asarray(draw([grey(64, 64)], [sight((1, 4, 4), halves)])), 1)
-    assert (merged[:, SIDE // 2] == 255).all() and (merged[:, SIDE // 4] == 200).all()
+    assert (merged[:, SIDE // 2] == 0).all() and (merged[:, SIDE // 4] == 200).all(), "dark lines on a bright picture"
+    dark = panel(np.asarray(draw([grey(64, 64, 40)], [sight((1, 4, 4), halves)])), 1)
+    assert (dark[:, SIDE // 2] == 255).all() and (dark[:, SIDE // 4] == 40).all()
     full = panel(np.asarray(draw([grey(64, 64)], [sight((1, 4, 4), torch.arange(16))])), 1)
     assert (full == 200).all()
 

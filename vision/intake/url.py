@@ -42,7 +42,10 @@ def fetch(url: str, access: Access, limits: Limits, resolver: Resolve = resolve)
         item = _shown(url)
         parts, host, port = _parsed(url, item)
         if not access.admits(host, port):
-            raise InputError(f"{host}:{port} is not among the hosts that may be fetched from; allow it with Access(hosts=...)", item=item)
+            raise InputError(
+                f"{host}:{port} is not among the hosts that may be fetched from; allow it with load(address, access=Access(hosts=...))",
+                item=item,
+            )
         addresses = _checked(host, port, access, resolver, item)
         answer = _get(parts, host, port, addresses, deadline, limits, item)
         if isinstance(answer, bytes):
@@ -83,7 +86,9 @@ def _checked(host: str, port: int, access: Access, resolver: Resolve, item: str)
         raise InputError(f"the host {host} has no address", item=item)
     for address in addresses:
         if not access.reaches(address):
-            raise InputError(f"{host} is at {address}, which is not public; allow it with Access(networks=...)", item=item)
+            raise InputError(
+                f"{host} is at {address}, which is not public; allow it with load(address, access=Access(networks=...))", item=item
+            )
     return addresses
 
 
