@@ -4,6 +4,7 @@ A test that needs real weights takes one of the fixtures below. Where they canno
 set it fails, because there a skip would hide that nothing real was tested.
 """
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import TypeVar
 import pytest
 import torch
 from jaxtyping import install_import_hook
+from torch import Tensor
 
 # Before any module of mmsdk is imported: what was imported earlier would go unchecked.
 install_import_hook("mmsdk", "beartype.beartype")
 
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
+from mmsdk.diffusion.attention.types import Blocks, Selection
 from mmsdk.errors import WeightsError
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
@@ -88,6 +91,12 @@ def small(mini_language: Path) -> Mini:
     return Mini("small", encoder, projector, decoder, tokenizer_of(read_file(mini_language).metadata), context=512)
 
 
+@pytest.fixture
+def seen() -> Callable[[Selection], Tensor]:
+    """A function from a selection to who sees whom, [b, h, s, t], by the tokens' own numbers, block by block."""
+    return _written_out
+
+
 def _fetched(fetch: Callable[[], T]) -> T:
     try:
         return fetch()
@@ -95,3 +104,25 @@ def _fetched(fetch: Callable[[], T]) -> T:
         if os.environ.get("CI"):
             pytest.fail(f"real weights are required in CI: {error}")
         pytest.skip(f"needs real weights: {error}")
+
+
+def _blocks_of(blocks: Blocks, row: int, head: int, heads: int) -> Tensor:
+    """The block of each token by its own number, of one head of one row of the batch."""
+
+    def of(x: Tensor) -> Tensor:
+        return x[row % x.shape[0], head * x.shape[1] // heads]
+
+    order = torch.arange(blocks.length) if blocks.order is None else of(blocks.order)
+    out = torch.empty(blocks.length, dtype=torch.int64)
+    for number, (low, high) in enumerate(itertools.pairwise(of(blocks.bounds(torch.device("cpu"))).tolist())):
+        out[order[low:high]] = number
+    return out
+
+
+def _written_out(choice: Selection) -> Tensor:
+    b, h = choice.mask.shape[:2]
+    out = torch.zeros(b, h, choice.queries.length, choice.keys.length, dtype=torch.bool)
+    for row, head in itertools.product(range(b), range(h)):
+        rows, columns = (_blocks_of(blocks, row, head, h) for blocks in (choice.queries, choice.keys))
+        out[row, head] = choice.mask[row, head][rows][:, columns]
+    return out

@@ -1,0 +1,1 @@
+"""Methods that choose blocks, one file each."""
