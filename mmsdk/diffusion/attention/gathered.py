@@ -33,7 +33,7 @@ def gathered(
 ) -> Float[Tensor, "b h s d"]:
     """What `mmsdk.kernels.ops.block_sparse` computes, of tokens that stand in the order of their blocks. Rows that read nothing give 0."""
     plain = query.dtype == torch.float32 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, keys, values)))
-    work = _Products(scale) if plain else _Fused(scale)
+    work: _Products | _Fused = _Products(scale) if plain else _Fused(scale)
     rows = _Rows.of(query, queries)
     read = _Read.of(mask, rows, keys, values, entries)
     out = torch.zeros_like(rows.query)
