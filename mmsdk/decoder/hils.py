@@ -6,7 +6,7 @@ what lets it reach beyond the length of training.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmsdk.attention.banded import banded
@@ -37,33 +37,46 @@ class LandmarkAttention(nn.Module):
 
         Raises InputError for rows with padding, or of several lengths.
         """
-        split = self.heads, self.kv_heads, self.kv_heads
-        query, key, value = self.qkv(x).unflatten(-1, (sum(split), -1)).transpose(1, 2).split(split, dim=1)
-        marks = self.landmark(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-        view = cache.append(layer, torch.cat((key, marks), dim=1), torch.cat((value, torch.zeros_like(value)), dim=1))
+        query, keys, values = self.project(x)
+        view = cache.append(layer, keys, values)
         if not isinstance(view, LayerView) or not view.ordered:
             raise InputError("HiLS counts chunks in columns: rows must be of one length, in order, in a cache that lies side by side")
         out: Tensor = self.o(self.attend(query, view).transpose(1, 2).flatten(2))
         return out
 
+    def project(self, x: Float[Tensor, "b s d"]) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b g s e"], Float[Tensor, "b g s e"]]:
+        """Queries, and what the cache holds: keys and landmark queries, values and zeros."""
+        split = self.heads, self.kv_heads, self.kv_heads
+        query, key, value = self.qkv(x).unflatten(-1, (sum(split), -1)).transpose(1, 2).split(split, dim=1)
+        marks = self.landmark(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        return query, torch.cat((key, marks), dim=1), torch.cat((value, torch.zeros_like(value)), dim=1)
+
     def attend(self, query: Float[Tensor, "b h s e"], view: LayerView) -> Float[Tensor, "b h s e"]:
         """The queries, which are the last columns of the view, over their windows and chunks."""
-        (keys, marks), values = view.keys.chunk(2, dim=1), view.values[:, : self.kv_heads]
-        near = self._near(query, keys, values)
-        whole, size = keys.shape[2] // self.sizes.chunk * self.sizes.chunk, self.sizes.chunk
-        if whole == 0:
+        near = self.near(query, view)
+        if view.keys.shape[2] < self.sizes.chunk:
             return near[0]
-        inside, behind = (part[:, :, :whole].unflatten(2, (-1, size)) for part in (keys, values))
-        far, bias = landmarks(marks[:, :, size - 1 : whole : size], inside)
-        places = torch.arange(keys.shape[2] - query.shape[2], keys.shape[2], device=keys.device)
-        scores = worth(query, far, bias, places, self.sizes)
-        index = chosen(scores, near[1].unflatten(1, (self.kv_heads, -1)), self.sizes.topk)
+        scores, index = self.choice(query, view, near[1])
+        inside, behind = (self._chunks(part[:, : self.kv_heads]) for part in (view.keys, view.values))
         return mixed(query, inside, behind, scores, index, near)
 
-    def _near(
-        self, query: Float[Tensor, "b h s e"], keys: Float[Tensor, "b g t e"], values: Float[Tensor, "b g t e"]
-    ) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b h s"]]:
-        """The window, rotated: of the cache only the columns that some query's window reaches."""
+    def choice(
+        self, query: Float[Tensor, "b h s e"], view: LayerView, near: Float[Tensor, "b h s"]
+    ) -> tuple[Float[Tensor, "b g r s c"], Int[Tensor, "b g s k"]]:
+        """The scores of all chunks, of which there must be one, and the chunks that are read; `near` is the window's log-sum-exp."""
+        keys, marks = view.keys.chunk(2, dim=1)
+        far, bias = landmarks(self._chunks(marks)[:, :, :, -1], self._chunks(keys))
+        places = torch.arange(keys.shape[2] - query.shape[2], keys.shape[2], device=keys.device)
+        scores = worth(query, far, bias, places, self.sizes)
+        return scores, chosen(scores, near.unflatten(1, (self.kv_heads, -1)), self.sizes.topk)
+
+    def _chunks(self, x: Float[Tensor, "b g t e"]) -> Float[Tensor, "b g c m e"]:
+        """The complete chunks. A view."""
+        return x[:, :, : x.shape[2] // self.sizes.chunk * self.sizes.chunk].unflatten(2, (-1, self.sizes.chunk))
+
+    def near(self, query: Float[Tensor, "b h s e"], view: LayerView) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b h s"]]:
+        """The window, rotated, and its log-sum-exp: of the cache only the columns that some query's window reaches."""
+        keys, values = view.keys[:, : self.kv_heads], view.values[:, : self.kv_heads]
         tokens, new = keys.shape[2], query.shape[2]
         first = max(0, tokens - new - self.sizes.window + 1)
         rotation = self.rope(torch.arange(first, tokens, device=keys.device)[None], keys.dtype)

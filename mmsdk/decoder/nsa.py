@@ -6,7 +6,7 @@ another; a learned map with a position of each token in its block compresses; ga
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -55,9 +55,8 @@ class NativeSparseAttention(nn.Module):
 
         Raises InputError for rows with padding, or of several lengths.
         """
-        query = rotation(self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2))
-        keys, values = self.kv(x).unflatten(-1, (6 * self.kv_heads, -1)).transpose(1, 2).chunk(2, dim=1)
-        view = cache.append(layer, rotation(keys), values)
+        query, keys, values = self.project(x, rotation)
+        view = cache.append(layer, keys, values)
         if not isinstance(view, LayerView) or not view.ordered:
             raise InputError("NSA counts blocks in columns: rows must be of one length, in order, in a cache that lies side by side")
         gates = self.gates(x).sigmoid().unflatten(-1, (3, self.heads)).permute(2, 0, 3, 1)[..., None]
@@ -65,12 +64,24 @@ class NativeSparseAttention(nn.Module):
         mixed: Tensor = self.o(out.transpose(1, 2).flatten(2))
         return mixed
 
+    def project(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation
+    ) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b g s e"], Float[Tensor, "b g s e"]]:
+        """Queries, and keys and values of the three branches, turned to their positions."""
+        query = rotation(self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2))
+        keys, values = self.kv(x).unflatten(-1, (6 * self.kv_heads, -1)).transpose(1, 2).chunk(2, dim=1)
+        return query, rotation(keys), values
+
+    def compressed(self, query: Float[Tensor, "b h s e"], view: LayerView) -> tuple[Float[Tensor, "b h s e"], Int[Tensor, "b g s k"]]:
+        """The compressed branch, and the blocks that its weights choose."""
+        keys, values = view.keys[:, : self.kv_heads], view.values[:, : self.kv_heads]
+        blocks = self.key_map(blocks_of(keys, self.sizes)), self.value_map(blocks_of(values, self.sizes))
+        out, weights = coarse(query, *blocks, keys.shape[2], self.sizes)
+        return out, choose(importance(weights, self.kv_heads, keys.shape[2], self.sizes), keys.shape[2], self.sizes)
+
     def branches(self, query: Float[Tensor, "b h s e"], view: LayerView) -> tuple[Tensor, Tensor, Tensor]:
         """What each branch makes of the queries [b h s e]: compressed, chosen, window."""
         keys, values = view.keys.chunk(3, dim=1), view.values.chunk(3, dim=1)
-        tokens = view.keys.shape[2]
-        compressed = self.key_map(blocks_of(keys[0], self.sizes)), self.value_map(blocks_of(values[0], self.sizes))
-        far, weights = coarse(query, *compressed, tokens, self.sizes)
-        index = choose(importance(weights, self.kv_heads, tokens, self.sizes), tokens, self.sizes)
+        far, index = self.compressed(query, view)
         near, _ = banded(query, keys[2], values[2], self.sizes.window)
         return far, fine(query, keys[1], values[1], index, self.sizes), near
