@@ -1,12 +1,13 @@
-"""Qwen's vision-language models behind the pipeline: compressors, caches, engine and recall on heads that turn along three axes.
+"""Qwen's vision-language models behind the pipeline: places after compression, steps of clips, engine and recall.
 
-That the models are right is shown in `tests/parity/test_qwen_vl.py`; here the reference is the model itself without the feature.
+That the models are right is shown in `tests/parity/test_qwen_vl.py`, that every method and cache works on them in
+`tests/contracts/test_families.py`; here the reference is the model itself without the feature.
 """
 
 import json
-import math
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mmsdk import plugins
 from mmsdk.apps.checkpoints.qwen_vl import KINDS, Kind, QwenReplica
-from mmsdk.compress import METHODS, Compression, compression
+from mmsdk.compress import Compression, compression
 from mmsdk.errors import MmsdkError, ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
@@ -77,23 +77,6 @@ def places(row: Row, media: int) -> set[tuple[int, ...]]:
     """Where the tokens of an input stand on the axes."""
     kinds = [span.media for span in row.spans for _ in range(span.counts[0])]
     return {tuple(row.turns[0][:, column].tolist()) for column, kind in enumerate(kinds) if kind == media}
-
-
-# Steps that stand apart and deep features make the third the hardest: every method on it, one of each kind on the others.
-EVERY = [("qwen3_vl", method) for method in plugins.available(METHODS) if method not in ("identity", "tome")]
-SOME = [(kind, method) for kind in ("qwen2_vl", "qwen2_5_vl") for method in ("divprune", "simplecluster", "fastv", "pyramiddrop")]
-
-
-@pytest.mark.parametrize(("kind", "method"), EVERY + SOME)
-def test_every_compressor_works_and_its_answer_is_that_of_a_batch(models: dict[Kind, VLM], kind: Kind, method: str) -> None:
-    pipe = Pipeline(models[kind], compression([f"{method}:0.5"]))
-    pairs = [(MEDIA, "Which?"), ([MEDIA[1]], "What happens?")]
-    together = pipe(pairs, max_tokens=3)
-    for answer, (media, question) in zip(together, pairs, strict=True):
-        assert not isinstance(answer, MmsdkError), answer
-        assert answer == pipe(media, question, max_tokens=3)
-        full = [len(audit.assignment) for audit in answer.audit]
-        assert answer.tokens.visual == sum(full) and answer.tokens.kept == sum(math.floor(0.5 * n + 0.5) for n in full)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,18 +162,13 @@ def test_pp_03_scores_are_of_the_merged_grid(models: dict[Kind, VLM]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kv", ["paged", "int8"])
-def test_answers_are_those_of_the_dense_cache(models: dict[Kind, VLM], kind: Kind, kv: str) -> None:
-    """Short prompts lie within the window that a rounding cache keeps exactly."""
-    dense, other = Pipeline(models[kind]), Pipeline(models[kind], recall=recalling(kv))
+def test_another_question_begins_as_the_earlier_one_did(models: dict[Kind, VLM], kind: Kind) -> None:
+    dense, paged = Pipeline(models[kind]), Pipeline(models[kind], recall=recalling("paged"))
     media = [picture(16, 24), clip(4, 16, 16)]
-    expected = dense(media, "?", max_tokens=4)
-    for _ in range(2):
-        again = other(media, "?", max_tokens=4)
-        assert again == expected
-    assert again.tokens.recalled > 0 or kv != "paged"
-    # another question begins as the earlier one did
-    assert other(media, "Which?", max_tokens=4) == dense(media, "Which?", max_tokens=4)
+    for question in ("?", "?", "Which?"):
+        answer = paged(media, question, max_tokens=4)
+        assert answer == dense(media, question, max_tokens=4)
+    assert answer.tokens.recalled > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,26 +179,40 @@ def test_an_engine_answers_as_the_pipeline_does(models: dict[Kind, VLM], kind: K
         numbers = [engine.submit(media, words, GenerationConfig(max_tokens=8)) for media, words in questions]
         done = engine.drain()
     for number, (media, words) in zip(numbers, questions, strict=True):
-        assert list(done[number].ids) == said(pipe, media, words)
+        assert list(done[number].ids) == said(pipe, media, words, 8)
 
 
-def said(pipe: Pipeline, media: list[Image | Video], words: str) -> list[int]:
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_was_set_aside_goes_on_where_it_was(models: dict[Kind, VLM], kind: Kind) -> None:
+    """A pool that holds three prompts, and not three answers."""
+    pipe, media = Pipeline(models[kind]), [[picture(16, 24, seed)] for seed in range(3)]
+    length = len(row_of(pipe.vlm, Prompt((media[0][0], Text("What?")))).embeddings)
+    with Engine(pipe, rows=3, tokens=16 * (3 * (length // 16 + 1) + 1)) as engine:
+        numbers = [engine.submit(one, "What?", GenerationConfig(max_tokens=20)) for one in media]
+        done = engine.drain()
+    assert [list(done[number].ids) for number in numbers] == [said(pipe, one, "What?", 20) for one in media]
+
+
+def said(pipe: Pipeline, media: Sequence[Image | Video], words: str, tokens: int) -> list[int]:
     """The tokens of an answer, at a batch of one."""
-    vlm = pipe.vlm
-    ready = prepare(vlm, Compression(), [(media, words)], 8, Clock(torch.device("cpu")))
+    vlm, configs = pipe.vlm, [GenerationConfig(max_tokens=tokens)]
+    ready = prepare(vlm, Compression(), [(media, words)], tokens, Clock(torch.device("cpu")))
     assert ready.context is not None
-    steps = generate(
-        vlm.decoder, ready.context.hidden, ready.context.cache, [GenerationConfig(max_tokens=8)], vlm.tokenizer.decode, vlm.stop_ids
-    )
+    steps = generate(vlm.decoder, ready.context.hidden, ready.context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids)
     with torch.no_grad():
         return list(collect(steps, 1)[0].ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_encoded_before_is_seen_as_it_was(models: dict[Kind, VLM], kind: Kind) -> None:
-    pipe = Pipeline(models[kind])
-    for item in MEDIA:
-        assert pipe(pipe.encode(item), "What?", max_tokens=3) == pipe(item, "What?", max_tokens=3)
+def test_a_clip_that_comes_frame_by_frame_is_the_clip(models: dict[Kind, VLM], kind: Kind) -> None:
+    pipe, item = Pipeline(models[kind]), clip(6, 24, 24)
+    watch = pipe.watch("uniform", hold=1000, window=2)
+    for frame, seconds in zip(item.frames, item.times.tolist(), strict=True):
+        watch.push(Image(frame), seconds)
+    seen = watch.encoded().tokens
+    (whole,) = models[kind].encoder([item])
+    assert seen.grid == whole.grid and torch.equal(seen.positions, whole.positions) and torch.equal(seen.times, whole.times)
+    assert pipe(watch.encoded(), "What?", max_tokens=3) == pipe(item, "What?", max_tokens=3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Prompt, Text
+from mmsdk.prompt import Prompt, Text, Turn
 from mmsdk.seeing import connect, encode, enter, parted
 from mmsdk.stages import Row, assemble
 from mmsdk.vision.types import Image, Video
@@ -50,6 +50,14 @@ PROMPTS: dict[str, Prompt] = {
     "a clip": Prompt((clip(6, 24, 40), Text("What happens?"))),
     "an odd clip": Prompt((clip(5, 30, 22, fps=1.5, seed=6), Text("Again?"))),
     "a long clip": Prompt((clip(24, 16, 16, fps=0.5, seed=7), Text("How long is it?"))),
+    "a second turn": Prompt.talk(
+        [
+            Turn("system", (Text("Be brief."),)),
+            Turn("user", (picture(24, 40, 11), Text("What is this?"))),
+            Turn("assistant", (Text("A cube."),)),
+            Turn("user", (clip(3, 24, 16, seed=12), Text("And "), picture(16, 16, 13), Text("?"))),
+        ]
+    ),
     "a clip and pictures": Prompt((picture(16, 24, 8), clip(4, 24, 24, seed=9), Text("Is it "), picture(40, 40, 10), Text("?"))),
 }
 
@@ -92,6 +100,6 @@ def test_scores_and_places_are_those_of_transformers(pair: Pair, name: str) -> N
 
 def test_pb_06_each_row_of_a_mixed_batch_says_what_transformers_says_alone(pair: Pair) -> None:
     replica, vlm = pair
-    names = ["words", "several", "between words", "a clip and pictures", "a long clip"]
+    names = ["words", "several", "between words", "a clip and pictures", "a long clip", "a second turn"]
     rows = rows_of(vlm, [PROMPTS[name] for name in names])
     assert says(vlm, rows) == [replica.says(PROMPTS[name], TOKENS) for name in names]
