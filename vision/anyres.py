@@ -77,7 +77,7 @@ class Canvas:
         canvas, cells = self.best(size), self.cells
         tiles = views.unflatten(0, (canvas[0] // self.side, canvas[1] // self.side)).unflatten(2, (cells, cells))
         rows, columns = self._window(size)
-        kept = tiles.permute(4, 0, 2, 1, 3).flatten(1, 2).flatten(2, 3)[:, rows, columns]
+        kept: Tensor = tiles.permute(4, 0, 2, 1, 3).flatten(1, 2).flatten(2, 3)[:, rows, columns]
         wanted = self.detail(size)
         if kept.shape[1:] != wanted:
             kept = F.interpolate(kept[None], wanted, mode="bilinear")[0]

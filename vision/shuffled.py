@@ -85,12 +85,14 @@ def joined(views: Float[Tensor, "v n d"], factor: int) -> Float[Tensor, "v m e"]
     """Patches of a square view joined into tokens, row by row within each: n = m s^2, e = d s^2."""
     cells = math.isqrt(views.shape[1])
     grid = views.unflatten(1, (cells // factor, factor, cells // factor, factor))
-    return grid.transpose(2, 3).flatten(3).flatten(1, 2)
+    tokens: Tensor = grid.transpose(2, 3).flatten(3).flatten(1, 2)
+    return tokens
 
 
 def _mean(x: Float[Tensor, "v n d"], factor: int) -> Float[Tensor, "m d"]:
     patches = joined(x, factor).unflatten(2, (factor**2, -1))
-    return patches.float().mean(dim=2).to(x.dtype).flatten(0, 1)
+    means: Tensor = patches.float().mean(dim=2).to(x.dtype).flatten(0, 1)
+    return means
 
 
 @dataclass(frozen=True, slots=True)
