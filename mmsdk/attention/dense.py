@@ -36,14 +36,22 @@ class Dense:
         if _plain(query, view) and not isinstance(mask, Causal):
             out = _products(query, view, bias)
         else:
-            out = F.scaled_dot_product_attention(
-                query, view.keys, view.values, bias, is_causal=isinstance(mask, Causal), enable_gqa=query.shape[1] != view.keys.shape[1]
-            )
+            out = _fused(query, view, bias, isinstance(mask, Causal))
         return out.masked_fill(~mask.alive, 0) if isinstance(mask, Bias) else out
 
 
 def _plain(query: Tensor, view: LayerView) -> bool:
     return query.requires_grad and query.device.type == "cpu" and query.dtype != torch.float32 and view.keys.shape[2] <= _SHORT
+
+
+def _fused(query: Float[Tensor, "b h s d"], view: LayerView, bias: Float[Tensor, "#b 1 s t"] | None, causal: bool) -> Tensor:
+    grouped = query.shape[1] != view.keys.shape[1]
+    if not grouped or query.shape[2] > 1:
+        return F.scaled_dot_product_attention(query, view.keys, view.values, bias, is_causal=causal, enable_gqa=grouped)
+    # One new token sees all that the mask lets it, whichever head asks: heads that share keys go below one another, as its rows, since
+    # for heads beside one another torch lays the keys out anew.
+    rows = query.unflatten(1, (view.keys.shape[1], -1)).squeeze(3)
+    return F.scaled_dot_product_attention(rows, view.keys, view.values, bias).reshape(query.shape)
 
 
 def _products(query: Float[Tensor, "b h s d"], view: LayerView, bias: Float[Tensor, "#b 1 s t"] | None) -> Float[Tensor, "b h s d"]:

@@ -1,11 +1,12 @@
-"""One new token of each row over all that its row holds in a paged cache, read where it lies.
+"""One new token of each row over all that its row holds in a paged cache.
 
-On a processor each row is attended to by itself: its tokens are a few stretches of memory, each of which torch's fused kernel reads in
-place. Parts are merged by their log-sum-exps,
+On a processor a single row is attended to where it lies: its tokens are a few stretches of memory, each of which torch's fused kernel
+reads in place. Parts are merged by their log-sum-exps,
 
     lse = log sum_i exp(lse_i),   out = sum_i out_i exp(lse_i - lse),
 
-which is exact up to the rounding of float32 (FlashAttention, arXiv 2205.14135, merges its tiles in the same way).
+which is exact up to the rounding of float32 (FlashAttention, arXiv 2205.14135, merges its tiles in the same way). Several rows are first
+laid side by side and then attended to in one call, since a call for each row costs more than the copy.
 """
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmsdk.kv.types import PagedView
+from mmsdk.kv.types import Fronts, PagedView
 
 __all__ = ["over_pages", "readable"]
 
@@ -29,8 +30,20 @@ def over_pages(query: Float[Tensor, "b h 1 d"], view: PagedView) -> Float[Tensor
     # the queries that share a key-value head stand below one another, so that keys are not expanded
     shared = query.unflatten(1, (g, -1)).squeeze(3)
     keys, values = view.keys.flatten(0, 1), view.values.flatten(0, 1)
-    rows = [_row(one, keys, values, stretches) for one, stretches in zip(shared, view.stretches, strict=True)]
-    return torch.stack(rows).view_as(query)
+    out = _row(shared[0], keys, values, view.stretches[0]) if len(shared) == 1 else _rows(shared, keys, values, view.fronts)
+    return out.reshape(query.shape)
+
+
+def _rows(
+    query: Float[Tensor, "b g r d"], keys: Float[Tensor, "slots g d"], values: Float[Tensor, "slots g d"], fronts: Fronts
+) -> Float[Tensor, "b g r d"]:
+    if not max(fronts.lengths):
+        return torch.zeros_like(query)
+    side = [pool.index_select(0, fronts.slots).unflatten(0, (len(query), -1)).transpose(1, 2) for pool in (keys, values)]
+    out = F.scaled_dot_product_attention(query, *side, fronts.bias)
+    if min(fronts.lengths):
+        return out
+    return out.masked_fill(torch.tensor(fronts.lengths)[:, None, None, None] == 0, 0)
 
 
 def _row(

@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 __all__ = ["RMSNorm"]
 
@@ -18,11 +19,18 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The squares of a float16 activation overflow from 256 on, so they are taken in float32."""
-        wide = x.float()
         if self.offset:
+            wide = x.float()
             # Gemma applies the weight before it rounds.
             scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * (self.offset + self.weight.float())
             return scaled.to(x.dtype)
         # Rounded before the weight is applied, as checkpoints of this family were trained; a weight may be wider than the stream.
-        normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-        return (self.weight * normed).to(x.dtype)
+        return (self.weight * self._normed(x)).to(x.dtype)
+
+    def _normed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        if x.requires_grad or x.device.type != "cpu":
+            wide = x.float()
+            return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        # (x, -x) has the mean 0 and the variance mean(x^2), and torch has a fused kernel of LayerNorm for the processor.
+        d = x.shape[-1]
+        return F.layer_norm(torch.cat((x, -x), -1), (2 * d,), eps=self.eps).narrow(-1, 0, d)

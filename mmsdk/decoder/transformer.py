@@ -60,6 +60,7 @@ class SelfAttention(nn.Module):
         self.o = Linear(config.heads * config.head_dim, config.width, bias=config.o_bias)
         self.q_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset) if config.qk_norm else nn.Identity()
         self.k_norm: nn.Module = RMSNorm(config.head_dim, config.norm_eps, config.norm_offset) if config.qk_norm else nn.Identity()
+        self.normed = config.qk_norm
         self.query_scale = config.query_scale
         self.core = core
 
@@ -77,10 +78,13 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "b s d"], rotation: Rotation
     ) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b g s e"], Float[Tensor, "b g s e"]]:
         """Queries and keys, turned to their positions, and values of the normalised stream."""
-        heads = self.qkv(x).view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
-        query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        turned = rotation(self.q_norm(query))
-        return turned if self.query_scale == 1 else turned * self.query_scale, rotation(self.k_norm(key)), value
+        heads = self.qkv(x).contiguous().view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        turned, value = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.normed:
+            query, key = turned.split((self.heads, self.kv_heads), dim=1)
+            turned = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
+        query, key = rotation(turned).split((self.heads, self.kv_heads), dim=1)
+        return query if self.query_scale == 1 else query * self.query_scale, key, value
 
 
 class Layer(nn.Module):

@@ -161,8 +161,8 @@ class PagedCache:
                 following[agreeing] = torch.cat([member.following for member in members])
             slots = joined([member.slots for member in members])
             rows = [row.copy(first._store.page) for member in members for row in member.rows]
-            sheets.append(Sheet.sharing(first._store, layers, slots, following[agreeing], rows))
-            sheets[-1].ascending = all(member.ascending for member in members)
+            rising = all(member.ascending for member in members)
+            sheets.append(Sheet.sharing(first._store, layers, slots, following[agreeing], rows, rising))
         return PagedCache(first._store, sheets, torch.cat([cache.shift for cache in caches]))
 
     def release(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.kv.blocks import Blocks
-from mmsdk.kv.types import PagedView, View
+from mmsdk.kv.types import Fronts, PagedView, View
 
 __all__ = ["PAGE", "Pages", "RowPages", "Store", "Where"]
 
@@ -31,6 +31,7 @@ class Where:
     rows: "tuple[RowPages, ...]"
     table: Int[Tensor, "b most"]
     stretches: tuple[tuple[tuple[int, int], ...], ...]
+    fronts: Fronts
     aged: Int[Tensor, " k"]
     positions: Int[Tensor, "b t"]
     valid: Bool[Tensor, "b t"]
@@ -163,7 +164,7 @@ class Pages:
     def view(self, layer: int, where: Where) -> View:
         """Where the tokens lie."""
         seen = where.positions, where.valid, where.lengths, where.ordered, where.ascending
-        return PagedView(self.keys[layer], self.values[layer], where.table, where.stretches, *seen)
+        return PagedView(self.keys[layer], self.values[layer], where.table, where.stretches, where.fronts, *seen)
 
     def write(self, layer: int, slots: Int[Tensor, " n"], keys: Float[Tensor, "n g d"], values: Float[Tensor, "n g e"]) -> None:
         """Store tokens of a layer, each in its slot (block * page + place in it)."""

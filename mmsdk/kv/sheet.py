@@ -11,6 +11,7 @@ from torch import Tensor
 from mmsdk.kv.blocks import PoolFullError
 from mmsdk.kv.pages import RowPages, Store, Where
 from mmsdk.kv.slots import Slots, ascending, next_position, roomy
+from mmsdk.kv.types import Fronts
 
 __all__ = ["Arrival", "Sheet"]
 
@@ -55,13 +56,15 @@ def _rising(positions: Int[Tensor, "b s"], before: Int[Tensor, " b"]) -> bool:
 class Sheet:
     """Slots (which column of a view is which token), rows (which blocks), and the next position of each row, over a range of layers."""
 
-    def __init__(self, store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages]) -> None:
-        """Takes over one hold of every column of `rows` in these layers."""
+    def __init__(
+        self, store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages], ascending: bool = True
+    ) -> None:
+        """Takes over one hold of every column of `rows` in these layers; `ascending` as in `PagedView`."""
         self.layers = layers
         self.slots = slots
         self.following = following
         self.rows = list(rows)
-        self.ascending = True
+        self.ascending = ascending
         self._store = store
         # Also where nobody says release: an error, an abandoned stream, Ctrl-C.
         self._release = weakref.finalize(self, _give, store, layers, self.rows)
@@ -72,18 +75,13 @@ class Sheet:
         self._locate()
 
     @staticmethod
-    def sharing(store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages]) -> "Sheet":
+    def sharing(
+        store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages], ascending: bool
+    ) -> "Sheet":
         """One that holds the blocks of these rows beside those that hold them already."""
         for row in rows:
             store.hold(layers, row)
-        return Sheet(store, layers, slots, following, rows)
-
-    @property
-    def where(self) -> Where:
-        """Where everything lies now."""
-        slots = self.slots
-        seen = slots.positions, slots.valid, slots.lengths, slots.ordered, self.ascending
-        return Where(tuple(self.rows), self._table, self._stretches, self._aged, *seen)
+        return Sheet(store, layers, slots, following, rows, ascending)
 
     def fits(self, new: int) -> bool:
         """Whether there is room for so many more tokens of each row."""
@@ -114,7 +112,7 @@ class Sheet:
         self.slots = roomy(self.slots, arrival.positions.shape[1], shared=False)
         self.slots.fill(arrival.positions, arrival.ordered)
         self._place(arrival.counts)
-        self._stretches = tuple(row.stretches(self._store.page) for row in self.rows)
+        self._look()
 
     def keep(self, index: Int[Tensor, "b k"]) -> None:
         """Hold only these columns of the view; `places` are then the slots of the tokens among them, to be written anew.
@@ -164,9 +162,7 @@ class Sheet:
         self.rows = []
 
     def _other(self, layers: range, slots: Slots, following: Tensor, rows: Sequence[RowPages]) -> "Sheet":
-        sheet = Sheet.sharing(self._store, layers, slots, following, rows)
-        sheet.ascending = self.ascending
-        return sheet
+        return Sheet.sharing(self._store, layers, slots, following, rows, self.ascending)
 
     def _place(self, counts: Sequence[int]) -> None:
         page, device = self._store.page, self.following.device
@@ -184,8 +180,15 @@ class Sheet:
         most, device = max(1, *(len(row.columns) for row in self.rows)), self.following.device
         padded = [row.columns + [0] * (most - len(row.columns)) for row in self.rows]
         self._table: Int[Tensor, "b most"] = torch.tensor(padded, dtype=torch.long, device=device)
-        self._stretches = tuple(row.stretches(self._store.page) for row in self.rows)
         self._aged: Int[Tensor, " k"] = torch.tensor([column for row in self.rows for column in row.aged], dtype=torch.long, device=device)
+        self._look()
+
+    def _look(self) -> None:
+        """Where everything lies, one object until the next change: layers share what is worked out from it."""
+        slots, rows, page = self.slots, self.rows, self._store.page
+        stretches, fronts = tuple(row.stretches(page) for row in rows), Fronts(self._table, tuple(row.length for row in rows), page)
+        seen = slots.positions, slots.valid, slots.lengths, slots.ordered, self.ascending
+        self.where = Where(tuple(rows), self._table, stretches, fronts, self._aged, *seen)
 
 
 def _give(store: Store, layers: range, rows: Sequence[RowPages]) -> None:

@@ -5,12 +5,14 @@ attentions that store something else in their place (`mmsdk.decoder.latent`); a 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["KVCache", "KVPolicy", "LayerView", "PagedView", "View"]
+__all__ = ["Fronts", "KVCache", "KVPolicy", "LayerView", "PagedView", "View"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,49 @@ class LayerView:
         return LayerView(keys, values, self.positions.gather(1, index), valid, valid.sum(1))
 
 
+class Fronts:
+    """The rows of pages side by side, each from the front: where every token lies, and which columns stand for none.
+
+    Layers that hold the same tokens share one, so that it is worked out once a pass, and only where an attention asks for it.
+    """
+
+    def __init__(self, table: Int[Tensor, "b most"], lengths: tuple[int, ...], page: int) -> None:
+        self._table, self._page = table, page
+        self.lengths = lengths
+
+    @cached_property
+    def slots(self) -> Int[Tensor, " n"]:
+        """The slots of all rows, one row behind the other, each as long as the longest: behind its end a row repeats its last token."""
+        # a row without tokens reads the first slot of all, and nobody sees it
+        ends = self._counts.sub(1).clamp_min_(0)
+        place = torch.arange(max(self.lengths), device=self._table.device).minimum(ends[:, None])
+        return (self._table.gather(1, place // self._page) * self._page + place % self._page).flatten()
+
+    @cached_property
+    def bias(self) -> Float[Tensor, "b 1 1 t"]:
+        """Added to scores: -inf where a column stands for no token of its row, else 0, and nothing but 0 in a row without tokens."""
+        blind = torch.arange(max(self.lengths), device=self._table.device) >= self._counts[:, None]
+        return torch.zeros_like(blind, dtype=torch.float32).masked_fill_(blind & (self._counts > 0)[:, None], -torch.inf)[:, None, None]
+
+    @property
+    def _counts(self) -> Int[Tensor, " b"]:
+        return torch.tensor(self.lengths, device=self._table.device)
+
+
 @dataclass(frozen=True, slots=True)
 class PagedView:
     """The same where the tokens of a row lie scattered over the blocks of a pool; columns of padding stand for no token and lie nowhere.
 
     Token j of a row is in block `table[row, j // page]` at slot j % page. `stretches` are the same places for each row as ranges of slots
-    (block * page + slot), in order: few, as a pool keeps neighbours together. `ascending` says of each row by itself that its positions
-    ascend, which a host knows.
+    (block * page + slot), in order: few, as a pool keeps neighbours together; `fronts` are they for all rows together. `ascending` says of
+    each row by itself that its positions ascend, which a host knows.
     """
 
     keys: Float[Tensor, "blocks page g d"]
     values: Float[Tensor, "blocks page g e"]
     table: Int[Tensor, "b most"]
     stretches: tuple[tuple[tuple[int, int], ...], ...]
+    fronts: Fronts
     positions: Int[Tensor, "b t"]
     valid: Bool[Tensor, "b t"]
     lengths: Int[Tensor, " b"]

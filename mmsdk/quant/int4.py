@@ -109,7 +109,8 @@ class Int4Linear(nn.Module):
 
     def _streamed(self, x: Float[Tensor, "m i"]) -> Float[Tensor, "m r"]:
         rows = F.pad(x.bfloat16(), (0, self.tail)) if self.tail else x.bfloat16().contiguous()
-        return torch._weight_int4pack_mm_for_cpu(rows, self.codes, self.group, self.scales.view(torch.bfloat16)).to(x.dtype)
+        out = torch._weight_int4pack_mm_for_cpu(rows, self.codes, self.group, self.scales.view(torch.bfloat16))
+        return out if x.dtype == torch.bfloat16 else out.to(x.dtype)
 
     def written_out(self, dtype: torch.dtype) -> Float[Tensor, "i r"]:
         """The transposed matrix as numbers, with some rows more of the untransposed one."""

@@ -250,7 +250,9 @@ class Engine:
 
     def _say(self, jobs: Sequence[Job], hidden: Float[Tensor, "b d"]) -> list[Event]:
         logits = self._pipe.vlm.decoder.logits(hidden)
-        return [job.say(row[None]) for job, row in zip(jobs, logits, strict=True)]
+        # the host waits once for all of them
+        best = logits.argmax(-1).masked_fill_(~logits.amax(-1).isfinite(), -1).tolist()
+        return [job.say(token, row[None]) for job, token, row in zip(jobs, best, logits, strict=True)]
 
     def _make_room(self) -> None:
         """Room for a token of everyone who speaks: what is only remembered goes first, then the latest who was admitted."""

@@ -64,12 +64,10 @@ class Job:
         self._sampler: Sampler | None = None
         self._begun = False
 
-    def say(self, logits: Float[Tensor, "1 v"]) -> Event:
-        """Take the next token. What cannot be sampled ends this request, with its error."""
-        if self._sampler is None:
-            self._sampler = Sampler.of([self.config], logits.device)
+    def say(self, likeliest: int, logits: Float[Tensor, "1 v"]) -> Event:
+        """Take the next token: the likeliest (-1 where the logits are not finite), or a draw. What cannot be drawn ends this request."""
         try:
-            token = int(self._sampler(logits)) if bool(logits.amax().isfinite()) else -1
+            token = likeliest if likeliest < 0 or self.config.temperature == 0 else self._drawn(logits)
         except MmsdkError as error:
             return Event(self.number, (), "", error)
         step = self._reply.push(token)
@@ -78,6 +76,11 @@ class Job:
         text = step.text if self._begun else step.text.lstrip()
         self._begun = self._begun or bool(text)
         return Event(self.number, step.ids, text, step.finish, replace(self.tokens, generated=len(self.said)))
+
+    def _drawn(self, logits: Float[Tensor, "1 v"]) -> int:
+        if self._sampler is None:
+            self._sampler = Sampler.of([self.config], logits.device)
+        return int(self._sampler(logits))
 
 
 @dataclass(slots=True)

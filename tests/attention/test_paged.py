@@ -47,11 +47,12 @@ def slow(query: Tensor, view: PagedView) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("rows", [[70, 1, 16, 33], [70]], ids=["together", "alone"])
 @pytest.mark.parametrize(("h", "g", "d"), [(1, 1, 64), (3, 3, 72), (9, 3, 64), (7, 1, 96), (16, 2, 80), (24, 1, 32)])
-def test_ka_12_and_ka_13_every_group_and_head_size(h: int, g: int, d: int, scattered: bool, dtype: torch.dtype) -> None:
-    view, lengths = filled([70, 1, 16, 33], g, d, dtype, scattered)
+def test_ka_12_and_ka_13_every_group_and_head_size(h: int, g: int, d: int, rows: list[int], scattered: bool, dtype: torch.dtype) -> None:
+    view, lengths = filled(rows, g, d, dtype, scattered)
     assert any(len(row) > 1 for row in view.stretches) == scattered
-    query = torch.randn(4, h, 1, d, generator=torch.Generator().manual_seed(1)).to(dtype)
+    query = torch.randn(len(rows), h, 1, d, generator=torch.Generator().manual_seed(1)).to(dtype)
     mask = Masks(lengths[:, None] - 1, dtype, None).of(view)
     assert isinstance(mask, Everything)
     out = Dense()(query, view, mask)

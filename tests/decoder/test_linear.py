@@ -1,4 +1,4 @@
-"""One row in half the bits goes to another kernel, and comes out as near to the exact product as many rows do."""
+"""One row and few rows in half the bits go other ways, and come out as near to the exact product as many rows do."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from mmsdk.decoder.linear import Linear, product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(576,), (1, 576), (1, 1, 576), (3, 576), (2, 5, 576)])
+@pytest.mark.parametrize("shape", [(576,), (1, 576), (1, 1, 576), (3, 576), (2, 5, 576), (70, 576)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_product_is_the_exact_one_rounded(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
