@@ -22,7 +22,7 @@ from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["UsageError", "main"]
 
-COMMANDS = ("ask", "demo", "robot", "ros", "methods", "doctor", "weights", "bench")
+COMMANDS = ("ask", "demo", "serve", "robot", "ros", "methods", "doctor", "weights", "bench")
 
 
 class UsageError(Exception):
@@ -113,6 +113,7 @@ def _parser() -> tuple[Parser, dict[str, list[str]]]:
     declared = {
         "ask": _ask(commands.add_parser("ask", help="ask about pictures or clips", allow_abbrev=False)),
         "demo": _demo(commands.add_parser("demo", help="questions about three pictures and a clip, answered", allow_abbrev=False)),
+        "serve": _serve(commands.add_parser("serve", help="serve a model to clients of OpenAI's API", allow_abbrev=False)),
         "robot": _robot(commands.add_parser("robot", help="serve policies to robots, record and replay what they did", allow_abbrev=False)),
         "ros": _ros(commands.add_parser("ros", help="run a policy as a ROS 2 node", allow_abbrev=False)),
         "methods": _methods(commands.add_parser("methods", help="list the methods that can be chosen by name", allow_abbrev=False)),
@@ -173,6 +174,34 @@ def _demo(parser: Parser) -> list[str]:
         _option(parser, "--out", "FOLDER", "where the annotated pictures go", default="demo"),
         _option(parser, "--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini"),
         _switch(parser, "--json", "print one JSON object in place of the table"),
+    ]
+
+
+def _serve(parser: Parser) -> list[str]:
+    return [
+        _option(parser, "--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini"),
+        _option(parser, "--name", "NAME", "what clients call the model (default: what it is called here)"),
+        _repeated(parser, "--compress", "METHOD:AMOUNT", "keep fewer visual tokens of each input, as in `mmsdk ask`"),
+        _option(parser, "--dtype", "NAME", "auto, float32, bfloat16 or float16", default="auto"),
+        _option(parser, "--quantize", "NAME", "how the language model's matrices are stored: none, int8 or int4", default="none"),
+        _option(parser, "--device", "NAME", "cpu, cuda, cuda:1, ...", default="cpu"),
+        _option(parser, "--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1"),
+        _option(parser, "--port", "N", "the port to listen at; 0 takes a free one", int, 8000),
+        _option(parser, "--api-key-file", "FILE", "holds the keys of which clients must bring one, each on a line of its own"),
+        _repeated(parser, "--allow-host", "HOST", 'a host that pictures and clips are fetched from: "images.example.org", "*.example.org"'),
+        _repeated(parser, "--allow-network", "NETWORK", "a private network that such a host may be in: 10.1.0.0/16"),
+        _repeated(parser, "--allow-origin", "ORIGIN", "a web page whose scripts may ask: https://chat.example.org"),
+        _option(parser, "--rows", "N", "requests that are answered at one time", int, 8),
+        _option(parser, "--waiting", "N", "requests that may wait beside them", int, 24),
+        _option(parser, "--pool", "N", "tokens that are remembered of all of them together; 0 for 1,024 each and a whole context", int, 0),
+        _option(parser, "--max-body-mb", "MB", "the largest request", int, 32),
+        _option(parser, "--max-media", "N", "pictures and clips of a request", int, 16),
+        _option(parser, "--max-pixels", "N", "pixels of all of them together, once decoded", int, 2**25),
+        _option(parser, "--frames", "N", "frames that are taken of a clip", int, 8),
+        _option(parser, "--max-tokens", "N", "the longest answer that a request may ask for", int, 1024),
+        _option(parser, "--timeout", "S", "the longest time that a request may take", float, 300.0),
+        _option(parser, "--grace", "S", "how long what runs may take to finish when the server ends", float, 60.0),
+        _switch(parser, "--json", "print one JSON object when the server is ready"),
     ]
 
 

@@ -1,0 +1,134 @@
+"""From a request to what the engine is asked: turns with their pictures and clips decoded, and the settings of the answer."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mmsdk.apps.serve.refusal import RefusedError, refused
+from mmsdk.apps.serve.settings import Settings
+from mmsdk.apps.serve.wire import ChatRequest, ImagePart, Message, TextPart, VideoPart
+from mmsdk.errors import InputError, ModelError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.models.types import VLM
+from mmsdk.prompt import Prompt, Role, Segment, Text, Turn
+from mmsdk.vision.intake import load_image, load_video
+from mmsdk.vision.types import Image, Video
+
+__all__ = ["Asked", "asked"]
+
+STOPS = 16  # stop strings of one request
+USUAL = 256  # tokens of an answer whose length nobody said
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the engine is told of one request."""
+
+    prompt: Prompt
+    config: GenerationConfig
+
+
+def asked(request: ChatRequest, vlm: VLM, settings: Settings) -> Asked:
+    """Decode what a request shows, and put its turns together. Slow: media are fetched and decoded here, none that a bound forbids.
+
+    Raises RefusedError, naming the item, for settings that cannot be, media that cannot be used or fetched, and turns that the model
+    cannot take.
+    """
+    config = _config(request, settings)
+    count = sum(not isinstance(part, TextPart) for message in request.messages for part in _parts(message))
+    if count > settings.media:
+        raise RefusedError(400, f"{count} pictures and clips, but at most {settings.media} go into a request", "too_many_media", "messages")
+    _check_question(request.messages)
+    prompt = _prompt(request.messages, settings)
+    try:
+        fixed = vlm.layout(prompt).fixed
+    except ModelError as error:
+        # its chat template will not have it: no such role, or not in this order
+        raise RefusedError(400, f"the model cannot take these messages: {error}", "invalid_messages", "messages") from error
+    if fixed + config.max_tokens > vlm.context:
+        told = f"{fixed} tokens of words and {config.max_tokens} of an answer are more than the {vlm.context} that the model holds"
+        raise RefusedError(400, told, "context_length_exceeded", "messages")
+    return Asked(prompt, config)
+
+
+def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
+    name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    most = min(USUAL, settings.tokens) if wanted is None else wanted
+    if most > settings.tokens:
+        raise RefusedError(400, f"{name} is {most}, but an answer has at most {settings.tokens} tokens here", "invalid_value", name)
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > STOPS:
+        raise RefusedError(400, f"{len(stops)} stop strings, at most {STOPS} are looked for", "invalid_value", "stop")
+    # without a seed no two answers are drawn alike
+    seed = secrets.randbits(62) if request.seed is None else request.seed
+    try:
+        return GenerationConfig(
+            max_tokens=most,
+            temperature=0.0 if request.temperature is None else request.temperature,
+            top_k=0 if request.top_k is None else request.top_k,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            min_p=0.0 if request.min_p is None else request.min_p,
+            seed=seed,
+            stop=tuple(stops),
+        )
+    except InputError as error:
+        raise refused(InputError(error.message, item=name) if error.item == "max_tokens" else error) from None
+
+
+def _check_question(messages: Sequence[Message]) -> None:
+    last, place = messages[-1], f"messages[{len(messages) - 1}]"
+    if last.role != "user":
+        raise RefusedError(
+            400, f"{place}: the last message is the user's, this one is the {last.role}'s", "invalid_messages", f"{place}.role"
+        )
+    words = "".join(part.text for part in _parts(last) if isinstance(part, TextPart))
+    if not words.strip():
+        raise RefusedError(400, f"{place}: the question is empty; write what you want to know", "invalid_messages", f"{place}.content")
+
+
+def _prompt(messages: Sequence[Message], settings: Settings) -> Prompt:
+    turns, left = list[Turn](), settings.pixels
+    for number, message in enumerate(messages):
+        segments = list[Segment]()
+        for place, part in enumerate(_parts(message)):
+            if isinstance(part, TextPart):
+                segments.append(Text(part.text))
+                continue
+            item = f"messages[{number}].content[{place}]"
+            if message.role != "user":
+                raise RefusedError(400, f"{item}: only the user shows pictures and clips", "invalid_messages", item)
+            found = _loaded(part, item, settings, left)
+            left -= (found.pixels if isinstance(found, Image) else found.frames).numel() // 3
+            segments.append(found)
+        turns.append(Turn(_role(message), tuple(segments)))
+    return Prompt.talk(turns)
+
+
+def _parts(message: Message) -> Sequence[TextPart | ImagePart | VideoPart]:
+    return [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+
+
+def _role(message: Message) -> Role:
+    return "system" if message.role == "developer" else message.role
+
+
+def _loaded(part: ImagePart | VideoPart, item: str, settings: Settings, left: int) -> Image | Video:
+    """A picture or a clip, which engine and messages call by its place in the request."""
+    url = (part.image_url if isinstance(part, ImagePart) else part.video_url).url.strip()
+    # whatever else stands here would be taken for a file of this machine
+    if not url[:8].lower().startswith(("data:", "http:", "https:")):
+        raise RefusedError(400, f"{item}: a data: URI or an http(s) address is expected", "invalid_url", item)
+    if left < 1:
+        told = f"{item}: the pictures and clips before it have all of the {settings.pixels:,} pixels of a request"
+        raise RefusedError(400, told, "too_many_pixels", item)
+    limits = settings.limits(left)
+    try:
+        found: Image | Video
+        if isinstance(part, ImagePart):
+            found = load_image(url, limits=limits, access=settings.access)
+        else:
+            found = load_video(url, sampling=settings.sampling, limits=limits, access=settings.access)
+    except InputError as error:
+        raise RefusedError(400, f"{item}: {error}", "invalid_media", item) from error
+    return replace(found, source=item)

@@ -1,0 +1,111 @@
+"""The server's life: listen, serve until told to stop, finish what runs, end.
+
+with serving(Service(pipe, Settings())) as url: ...
+"""
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import uvicorn
+
+from mmsdk.apps.serve.app import build
+from mmsdk.apps.serve.service import Service
+from mmsdk.errors import InputError
+
+__all__ = ["listening", "serve", "serving"]
+
+Started = tuple[asyncio.AbstractEventLoop, asyncio.Event, str]
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one. Raises InputError where that cannot be had."""
+    if not 0 <= port < 2**16:
+        raise InputError(f"{port} is no port; there are 0 (any free one) to 65535", item="port")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise InputError(f"cannot listen there: {error}", item=f"{host}:{port}") from None
+
+
+async def serve(service: Service, door: socket.socket, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+    """Serve until `stop` is set; `ready` is given the address. What runs then has the settings' `grace` to finish.
+
+    Raises what the engine raised, where it broke: all who waited were told.
+    """
+    grace = math.ceil(service.settings.grace)
+    config = uvicorn.Config(
+        build(service),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace,
+    )
+    server = _Server(config, partial(ready, _address(door)))
+    with service.engine:
+        running, stopping = asyncio.create_task(server.serve([door])), asyncio.create_task(stop.wait())
+        await asyncio.wait((running, stopping, asyncio.wrap_future(service.engine.ended)), return_when=asyncio.FIRST_COMPLETED)
+        service.ending = server.should_exit = True
+        await running
+        stopping.cancel()
+        # who was cut off by the end of the grace gives back what it held
+        while service.open:
+            await asyncio.sleep(0.01)
+        service.loaders.shutdown(wait=False, cancel_futures=True)
+    service.engine.ended.result()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves signals to the program and says when it serves."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin, and say so."""
+        await super().startup(sockets)
+        self._ready()
+
+
+@contextmanager
+def serving(service: Service, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve from a thread beside this program; gives the address.
+
+    Raises InputError where the port cannot be had, and at the end what the engine raised, where it broke.
+    """
+    door, started = listening(host, port), Future[Started]()
+    with ThreadPoolExecutor(1, thread_name_prefix="server") as pool:
+        ended = pool.submit(lambda: asyncio.run(_beside(service, door, started)))
+        # whatever goes wrong, nobody waits for ever
+        ended.add_done_callback(lambda _: started.cancel())
+        loop, stop, url = started.result()
+        try:
+            yield url
+        finally:
+            # its loop is closed where the engine broke
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(stop.set)
+            ended.result()
+
+
+async def _beside(service: Service, door: socket.socket, started: Future[Started]) -> None:
+    stop = asyncio.Event()
+    await serve(service, door, stop, lambda url: started.set_result((asyncio.get_running_loop(), stop, url)))
+
+
+def _address(door: socket.socket) -> str:
+    host, port = door.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

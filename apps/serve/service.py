@@ -1,0 +1,64 @@
+"""One server's parts and its state: the model, the bounds, the engine's thread, what is counted, and whether anybody is still let in."""
+
+import hmac
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import sha256
+from time import time
+
+from mmsdk.apps.serve.metrics import Metrics
+from mmsdk.apps.serve.refusal import RefusedError
+from mmsdk.apps.serve.settings import Settings
+from mmsdk.apps.serve.thread import EngineThread
+from mmsdk.pipeline import Pipeline
+from mmsdk.serve.engine import Engine
+
+__all__ = ["Service"]
+
+LOADERS = 4  # requests whose media are fetched and decoded at one time
+
+
+class Service:
+    """`name` is what clients call the model. Raises InputError where an engine cannot serve the pipeline."""
+
+    def __init__(self, pipe: Pipeline, settings: Settings, name: str = "") -> None:
+        self.pipe, self.settings, self.name = pipe, settings, name or pipe.vlm.name
+        self.engine = EngineThread(Engine(pipe, rows=settings.rows, tokens=settings.pool))
+        self.loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="media")
+        self.metrics = Metrics(lambda: self.open, lambda: self.engine.held)
+        self.created = int(time())
+        self.open = 0
+        self.ending = False
+
+    @contextmanager
+    def seat(self) -> Iterator[None]:
+        """Let a request in, for the time of a `with`. Raises RefusedError where there is no room, or the server ends."""
+        if not self.well:
+            raise RefusedError(503, "the server is ending", "unavailable", retry=5)
+        if self.open >= self.settings.rows + self.settings.waiting:
+            raise RefusedError(
+                429, f"{self.open} requests are answered or wait already; come back in a moment", "too_many_requests", retry=1
+            )
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+    @property
+    def well(self) -> bool:
+        """Whether requests are taken and answered."""
+        return not (self.ending or self.engine.ended.done())
+
+    def tenant(self, authorization: str, origin: str) -> str:
+        """Whose request that is, by the key that it brings. Raises RefusedError without one, where one is needed, and for web pages."""
+        if origin and origin not in self.settings.origins:
+            raise RefusedError(403, "web pages are not served; --allow-origin lets one in", "origin_not_allowed")
+        if not self.settings.keys:
+            return ""
+        scheme, _, brought = authorization.partition(" ")
+        known = [key for key in self.settings.keys if hmac.compare_digest(brought.strip().encode(), key.encode())]
+        if scheme.lower() != "bearer" or not known:
+            raise RefusedError(401, "this server wants a key: Authorization: Bearer ...", "invalid_api_key")
+        return sha256(known[0].encode()).hexdigest()[:16]

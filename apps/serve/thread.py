@@ -1,0 +1,111 @@
+"""The engine in a thread of its own: orders go in from asynchronous code, events come out, and neither side waits for the other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+
+from mmsdk.apps.serve.asked import Asked
+from mmsdk.errors import ModelError
+from mmsdk.serve.engine import Engine, Event
+
+__all__ = ["EngineThread", "Ticket"]
+
+
+class Ticket:
+    """A request that the engine was given, seen from the event loop that asks."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What happens to it, up to and with its end."""
+        while True:
+            event = await self._events.get()
+            yield event
+            if event.finish is not None:
+                return
+
+    def tell(self, event: Event) -> None:
+        """From the engine's thread: something happened."""
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+
+class EngineThread:
+    """Steps an engine for as long as it has work, and sleeps while it has none. The engine is nobody else's meanwhile.
+
+    `held` and `speaking` are blocks that requests hold, and requests in the engine, after the last step; `ended` is done when the thread
+    is, with its error where the engine raised one: all who wait are told then.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._orders: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers: dict[Ticket, int] = {}
+        self._going = True
+        self.held = 0
+        self.speaking = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self.ended: Future[None] = Future()
+
+    def __enter__(self) -> "EngineThread":
+        self.ended = self._pool.submit(self._run)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._orders.put(self._leave)
+        self._pool.shutdown()
+
+    def submit(self, asked: Asked, tenant: str) -> Ticket:
+        """Hand a request over. Called in an event loop, which is where its events are told."""
+        ticket = Ticket()
+        self._orders.put(partial(self._take, ticket, asked, tenant))
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a request, if it has not ended: what it holds is free before the next step."""
+        self._orders.put(partial(self._drop, ticket))
+
+    def _run(self) -> None:
+        try:
+            while self._going:
+                self._obey()
+                for event in self._engine.step() if self._engine.busy else ():
+                    self._tell(event)
+                self.held, self.speaking = self._engine.held, len(self._tickets)
+        finally:
+            self._engine.close()
+            gone = ModelError("the engine has ended; ask again when the server is back")
+            for number in list(self._tickets):
+                self._tell(Event(number, (), "", gone))
+            self.held, self.speaking = self._engine.held, 0
+
+    def _obey(self) -> None:
+        """All orders that have come; where there is nothing else to do, wait for one."""
+        if not self._engine.busy:
+            self._orders.get()()
+        while not self._orders.empty():
+            self._orders.get()()
+
+    def _take(self, ticket: Ticket, asked: Asked, tenant: str) -> None:
+        number = self._engine.submit([], asked.prompt, asked.config, tenant)
+        self._tickets[number], self._numbers[ticket] = ticket, number
+
+    def _drop(self, ticket: Ticket) -> None:
+        number = self._numbers.pop(ticket, None)
+        if number is not None:
+            self._engine.cancel(number)
+            del self._tickets[number]
+
+    def _tell(self, event: Event) -> None:
+        ticket = self._tickets[event.number]
+        if event.finish is not None:
+            del self._tickets[event.number], self._numbers[ticket]
+        ticket.tell(event)
+
+    def _leave(self) -> None:
+        self._going = False

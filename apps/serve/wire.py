@@ -1,0 +1,162 @@
+"""Requests for chat completions as they stand in a body, read strictly: what is not understood is refused by name, never ignored."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from mmsdk.apps.serve.refusal import RefusedError
+
+__all__ = ["Address", "ChatRequest", "ImagePart", "Message", "Part", "TextPart", "VideoPart", "parsed"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TextPart(_Strict):
+    """Words."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Address(_Strict):
+    """A data: URI, or an http(s) address of a host that the server lets media come from. `detail` makes no difference."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class ImagePart(_Strict):
+    """A picture."""
+
+    type: Literal["image_url"]
+    image_url: Address
+
+
+class VideoPart(_Strict):
+    """A clip."""
+
+    type: Literal["video_url"]
+    video_url: Address
+
+
+Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
+
+
+class Message(_Strict):
+    """One turn. Answers may be sent back as clients keep them, with fields that hold nothing."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+    name: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+
+class StreamOptions(_Strict):
+    """Whether the last chunk of a stream says what it took."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class ChatRequest(_Strict):
+    """The fields that make a difference, `top_k` and `min_p` beyond OpenAI's; and those that tell who asks, which make none."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+# What OpenAI's API has and this server does not: taken where it asks for nothing, refused where it asks for something.
+ABSENT: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "n": (1,),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "logit_bias": ({},),
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "response_format": ({"type": "text"},),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (False, True),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "verbosity": (),
+        "web_search_options": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+    }
+)
+
+
+def parsed(body: bytes) -> ChatRequest:
+    """The request in a body. Raises RefusedError, naming the item, for no JSON, another shape, or what is not supported."""
+    try:
+        value = from_json(body)
+    except ValueError as error:
+        raise RefusedError(400, f"the body is no JSON: {error}", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise RefusedError(400, f"the body is {_kind(value)}, expected an object with model and messages", "invalid_type")
+    for name in ABSENT.keys() & value.keys():
+        _check_asks_nothing(name, value[name])
+    try:
+        return ChatRequest.model_validate({name: part for name, part in value.items() if name not in ABSENT})
+    except ValidationError as error:
+        # of a union each kind tells what it lacks: the one that was got furthest into is the one that was meant
+        first = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
+        place = _place(first["loc"], value)
+        raise RefusedError(400, f"{place}: {first['msg']}", first["type"], place) from None
+
+
+def _check_asks_nothing(name: str, value: object) -> None:
+    if value is None or value in ABSENT[name]:
+        return
+    if name == "response_format":
+        raise RefusedError(
+            400, "response_format: structured output is not supported yet; leave it out, or ask in words", "unsupported", name
+        )
+    neutral = " or ".join(repr(one) for one in ABSENT[name])
+    raise RefusedError(
+        400, f"{name} is not supported; leave it out{f', or say {neutral}' if neutral else ''}", "unsupported_parameter", name
+    )
+
+
+def _place(steps: Sequence[int | str], value: Any) -> str:
+    """Where in the body that is: the steps without those that name a kind and no place."""
+    path = ""
+    for number, step in enumerate(steps):
+        if isinstance(step, int) and isinstance(value, list):
+            path, value = f"{path}[{step}]", value[step] if step < len(value) else None
+        elif isinstance(value, dict) and (step in value or number == len(steps) - 1):
+            path, value = f"{path}.{step}" if path else str(step), value.get(step)
+    return path
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
