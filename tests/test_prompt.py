@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmsdk.errors import InputError, ModelError
-from mmsdk.prompt import Ids, Layout, Prompt, Slot, Text
+from mmsdk.prompt import LAST, Ids, Layout, Learned, Prompt, Slot, Text
 from mmsdk.vision.types import Image, Video
 
 
@@ -87,3 +87,31 @@ def test_a_layout_that_disagrees_with_its_prompt_is_refused(slots: tuple[int, ..
 def test_counts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ModelError, match="2 visual inputs"):
         Layout((Slot(0), Slot(1)), media=2).length([4])
+
+
+def test_parts_of_an_input_stand_where_their_cells_are() -> None:
+    """PB-05: two rows of three cells, a vector behind each, a word between; whatever is kept stays in its row, and a row may be empty."""
+    newline = Learned(torch.full((1, 2), 9.0))
+    layout = Layout((Ids((1,)), Slot(0, 0, 3), newline, Ids((2,)), Slot(0, 3, LAST), newline), media=1)
+    assert layout.fixed == 4 and layout.lengths([6]) == [1, 3, 1, 1, 3, 1]
+    for cells in ((0, 1, 2, 3, 4, 5), (1, 4, 5), (3,), (0, 2), ()):
+        kept = torch.tensor(cells, dtype=torch.int64)
+        resolved = layout.resolved([kept])
+        first = sum(cell < 3 for cell in cells)
+        assert resolved.lengths([len(cells)]) == [1, first, 1, 1, len(cells) - first, 1]
+        sight = torch.stack((kept, kept), dim=1).float()
+        built = resolved.embed([sight], lambda ids: ids[..., None].expand(-1, -1, 2).float() + 50, torch.device("cpu"))
+        upper, lower = [cell for cell in cells if cell < 3], [cell for cell in cells if cell >= 3]
+        assert built[:, 0].tolist() == [51, *upper, 9, 52, *lower, 9]
+        assert resolved.visual([len(cells)]).sum() == len(cells)
+        # of all six, those kept stand where they would among the others
+        there = layout.resolved([torch.arange(6)]).positions([6], [kept])
+        assert there.tolist() == [0, *(1 + cell for cell in upper), 4, 5, *(3 + cell for cell in lower), 9]
+
+
+@pytest.mark.parametrize(
+    "slots", [(Slot(0, 0, 3),), (Slot(0, 1),), (Slot(0, 0, 3), Slot(0, 4)), (Slot(0, 3), Slot(0, 0, 3)), (Slot(0, 0, 3), Slot(0, 3, 1))]
+)
+def test_parts_that_do_not_cover_their_input_in_order_are_refused(slots: tuple[Slot, ...]) -> None:
+    with pytest.raises(ModelError, match="slots"):
+        Layout(slots, media=1)

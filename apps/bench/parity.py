@@ -6,6 +6,7 @@ head had a key and a value of its own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,20 +16,25 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mmsdk.apps.checkpoints.qwen_vl import KINDS as QWEN_KINDS
-from mmsdk.apps.checkpoints.qwen_vl import Kind as QwenKind
 from mmsdk.apps.checkpoints.qwen_vl import QwenReplica
-from mmsdk.apps.checkpoints.seeing import compared, prompts
+from mmsdk.apps.checkpoints.seeing import Replica, compared, prompts
+from mmsdk.apps.checkpoints.sight import KINDS as SIGHT_KINDS
+from mmsdk.apps.checkpoints.sight import MOVING, SightReplica
 from mmsdk.apps.checkpoints.text import KINDS, VOCABULARY, Kind, TextReplica
 from mmsdk.apps.console import Cell
 from mmsdk.attention.mla import Latent
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.deepseek_v4 import DeepseekV4Decoder
+from mmsdk.decoder.deepseek_v4_config import DeepseekV4Config
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.types import KVCache
 from mmsdk.models.text import read_decoder
+from mmsdk.models.text.deepseek_v4 import read_decoder as read_v4
 from mmsdk.weights.bundle import pull
 from mmsdk.weights.gguf import read_gguf
 
@@ -64,7 +70,10 @@ class Parity:
 
         greedy_match is the share of prompts with identical tokens.
         """
-        return [self._real(), *(self._tiny(kind) for kind in KINDS), *(self._seeing(kind) for kind in QWEN_KINDS)]
+        alone = [self._real(), *(self._tiny(kind) for kind in KINDS), self._tiny("deepseek_v4")]
+        qwen = [self._seeing(kind, partial(QwenReplica.write, kind), clips=True) for kind in QWEN_KINDS]
+        others = [self._seeing(kind, partial(SightReplica.write, kind), clips=kind in MOVING) for kind in SIGHT_KINDS]
+        return [*alone, *qwen, *others]
 
     def _real(self) -> dict[str, Cell]:
         path = pull("mini")["language"]
@@ -84,7 +93,8 @@ class Parity:
         apart, same = [], []
         with TemporaryDirectory() as folder:
             replica = TextReplica.write(kind, Path(folder))
-            decoder = read_decoder(Path(folder), torch.float32)
+            read = read_v4 if kind == "deepseek_v4" else read_decoder
+            decoder: Decoder | DeepseekV4Decoder = read(Path(folder), torch.float32)
             for prompt in prompts:
                 theirs = replica.says(prompt, tokens)
                 whole = torch.cat((prompt, torch.tensor([theirs])), dim=1)
@@ -92,18 +102,18 @@ class Parity:
                 same.append(_say(decoder, prompt, tokens, str) == theirs)
         return _row(kind, decoder, apart, same, len(same) * tokens)
 
-    def _seeing(self, kind: QwenKind) -> dict[str, Cell]:
+    def _seeing(self, kind: str, write: Callable[[Path], Replica], clips: bool) -> dict[str, Cell]:
         tokens = min(self.tokens, _SAID)
         with TemporaryDirectory() as folder:
-            replica = QwenReplica.write(kind, Path(folder))
+            replica = write(Path(folder))
             vlm = open_model(folder, torch.float32, torch.device("cpu"))
-            found = [compared(replica, vlm, prompt, tokens) for prompt in prompts(self.prompts, clips=True)]
+            found = [compared(replica, vlm, prompt, tokens) for prompt in prompts(self.prompts, clips)]
         apart, same = [one.apart for one in found], [one.same for one in found]
         return _row(kind, vlm.decoder, apart, same, len(same) * tokens)
 
 
-def _row(model: str, decoder: Decoder, apart: Sequence[float], same: Sequence[bool], tokens: int) -> dict[str, Cell]:
-    held, heads = _cached(decoder.config)
+def _row(model: str, decoder: Decoder | DeepseekV4Decoder, apart: Sequence[float], same: Sequence[bool], tokens: int) -> dict[str, Cell]:
+    held, heads = _in_levels(decoder.config) if isinstance(decoder, DeepseekV4Decoder) else _cached(decoder.config)
     return {
         "model": model,
         "max_abs_logit_diff": max(apart),
@@ -121,6 +131,12 @@ def _cached(config: DecoderConfig) -> tuple[int, int]:
     return number * config.kv_heads * sum(config.entry), number * config.heads * (config.head_dim + value)
 
 
+def _in_levels(config: DeepseekV4Config) -> tuple[float, int]:
+    """The same of compressed entries; windows, which do not grow, left out."""
+    series = [one for layer in config.plan.series for one in layer]
+    return sum(torch.float32.itemsize * one.width / one.rate for one in series), 8 * config.layers * config.heads * config.head_dim
+
+
 def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]], Decoder, list[list[int]]]:
     """The prompts as ids, the decoder, and what it says greedily."""
     config, state, tokenizer = read_gguf(path, torch.float32)
@@ -130,7 +146,9 @@ def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]
     return prompts, decoder, said
 
 
-def _say(decoder: Decoder, prompt: Int[Tensor, "1 s"], tokens: int, decode: Callable[[Sequence[int]], str]) -> list[int]:
+def _say(
+    decoder: Decoder | DeepseekV4Decoder, prompt: Int[Tensor, "1 s"], tokens: int, decode: Callable[[Sequence[int]], str]
+) -> list[int]:
     hidden, cache = _read(decoder, prompt, tokens)
     (row,) = collect(generate(decoder, hidden[:, -1], cache, [GenerationConfig(max_tokens=tokens)], decode, frozenset()), 1)
     if isinstance(row.finish, ModelError):
@@ -155,14 +173,18 @@ def _theirs(path: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[list
 
 
 @torch.no_grad()
-def _read(decoder: Decoder, ids: Int[Tensor, "1 s"], room: int) -> tuple[Float[Tensor, "1 s d"], DenseCache]:
-    config, length = decoder.config, ids.shape[1]
+def _read(decoder: Decoder | DeepseekV4Decoder, ids: Int[Tensor, "1 s"], room: int) -> tuple[Float[Tensor, "1 s d"], KVCache]:
+    length = ids.shape[1]
+    if isinstance(decoder, DeepseekV4Decoder):
+        memory = decoder.memory(1, length + room)
+        return decoder(decoder.embed(ids), torch.arange(length)[None], memory), memory
+    config = decoder.config
     sizes = config.layers, 1, config.kv_heads, config.entry, length + room
     cache = DenseCache.allocate(*sizes, torch.float32, "cpu")
     return decoder(decoder.embed(ids), torch.arange(length)[None], cache), cache
 
 
 @torch.no_grad()
-def _logits(decoder: Decoder, ids: Int[Tensor, "1 s"]) -> Float[Tensor, "s v"]:
+def _logits(decoder: Decoder | DeepseekV4Decoder, ids: Int[Tensor, "1 s"]) -> Float[Tensor, "s v"]:
     scores: Tensor = decoder.logits(_read(decoder, ids, 0)[0])[0]
     return scores
