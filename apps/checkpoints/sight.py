@@ -64,7 +64,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as WITH_CLIPS
 
-from mmsdk.prompt import Prompt, Text
+from mmsdk.prompt import Prompt, Segment, Text
 from mmsdk.vision.types import Image, Video
 
 __all__ = ["KINDS", "MOVING", "Kind", "SightReplica"]
@@ -136,19 +136,10 @@ class SightReplica:
 
     def inputs(self, prompt: Prompt) -> dict[str, Tensor]:
         """What transformers' processor makes of a prompt, batch of one."""
-        content = [
-            {"type": "text", "text": segment.content}
-            if isinstance(segment, Text)
-            else {"type": "image" if isinstance(segment, Image) else "video"}
-            for segment in prompt.segments
-        ]
+        said = [{"role": turn.role, "content": [_told(segment) for segment in turn.segments]} for turn in prompt.turns]
         moves = self.kind == "smolvlm" and any(isinstance(item, Video) for item in prompt.media)
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            chat_template=WITH_CLIPS if moves else None,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        source = WITH_CLIPS if moves else None
+        text = self.tokenizer.apply_chat_template(said, chat_template=source, tokenize=False, add_generation_prompt=True)
         images = [_array(item.pixels) for item in prompt.media if isinstance(item, Image)]
         clips = [item for item in prompt.media if isinstance(item, Video)]
         seen, stands, views = self._pictures(images) if images else ({}, [], [])
@@ -425,6 +416,13 @@ def _bare(kind: Any, **attributes: object) -> Any:
     for name, value in attributes.items():
         object.__setattr__(made, name, value)
     return made
+
+
+def _told(segment: Segment) -> dict[str, str]:
+    """A segment as templates are told of it."""
+    if isinstance(segment, Text):
+        return {"type": "text", "text": segment.content}
+    return {"type": "image" if isinstance(segment, Image) else "video"}
 
 
 def _array(pixels: UInt8[Tensor, "3 h w"]) -> UInt8[np.ndarray, "h w 3"]:

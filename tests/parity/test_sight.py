@@ -14,9 +14,11 @@ from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Ids, Prompt, Text
+from mmsdk.prompt import Ids, Prompt, Text, Turn
 from mmsdk.seeing import connect, encode, enter, parted
 from mmsdk.stages import Row, assemble
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.tiled import Tiled
 from mmsdk.vision.types import Image, Video
 
 TOKENS = 32
@@ -57,6 +59,15 @@ MOVED: dict[str, Prompt] = {
 }
 
 
+TALK = Prompt.talk(
+    (
+        Turn("user", (picture(30, 50, 12), Text("What is it?"))),
+        Turn("assistant", (Text("It is two balls."),)),
+        Turn("user", (Text("And "), picture(20, 70, 13), Text("?"))),
+    )
+)
+
+
 def rows_of(vlm: VLM, prompts: list[Prompt]) -> list[Row]:
     """Prompts in front of the decoder, all of what was seen in them."""
     numbered = dict(enumerate(prompts))
@@ -89,7 +100,7 @@ def says(vlm: VLM, prompts: list[Prompt]) -> list[list[int]]:
 
 
 def prompts_of(replica: SightReplica) -> dict[str, Prompt]:
-    return {**STILL, **(MOVED if replica.kind in MOVING else {})}
+    return {**STILL, **(MOVED if replica.kind in MOVING else {}), **({} if replica.kind == "paligemma" else {"a second turn": TALK})}
 
 
 def test_scores_at_every_token_are_those_of_transformers(pair: Pair) -> None:
@@ -100,6 +111,18 @@ def test_scores_at_every_token_are_those_of_transformers(pair: Pair) -> None:
         assert ours.shape == theirs.shape, name
         apart[name] = float((ours - theirs).abs().max())
     assert max(apart.values()) <= 1e-4, apart
+
+
+@pytest.mark.parametrize("size", [(24, 24), (37, 101), (95, 21), (200, 190), (5, 6), (48, 72)])
+def test_pixels_are_those_of_the_image_processor(pair: Pair, size: tuple[int, int]) -> None:
+    """PB-01, IN-08: resizing by the same filter to the same size, padding, tiles in the same order, the same scale."""
+    replica, vlm = pair
+    item = picture(*size, seed=11)
+    theirs = replica.inputs(Prompt((item, Text("x"))))["pixel_values"].flatten(0, -4)
+    encoder = vlm.encoder
+    assert isinstance(encoder, Tiled | Encoder)
+    ours = encoder.views.cut(item) if isinstance(encoder, Tiled) else encoder.preprocess(item.pixels[None])
+    assert ours.shape == theirs.shape and float((ours - theirs).abs().max()) <= 1e-6
 
 
 def test_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
