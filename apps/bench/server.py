@@ -19,7 +19,7 @@ import PIL.Image
 from mmsdk.apps.console import Cell
 from mmsdk.errors import InputError, MmsdkError
 
-__all__ = ["Asking", "Load", "measured"]
+__all__ = ["Load"]
 
 MALFORMED = (
     b"{",
