@@ -14,8 +14,9 @@ from transformers.utils import logging
 
 __all__ = ["KINDS", "VOCABULARY", "Kind", "TextReplica"]
 
-Kind = Literal["deepseek_v2", "deepseek_v3", "deepseek_v32"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+# What `mmsdk.models.text.read_decoder` reads; V4 has a decoder of its own.
+KINDS: tuple[Kind, ...] = get_args(Kind)[:3]
 VOCABULARY = 256
 
 _YARN = {
@@ -35,6 +36,20 @@ _OWN: Mapping[Kind, Mapping[str, object]] = MappingProxyType(
         "deepseek_v3": {},
         # fewer entries than a prompt has tokens, so that there is a choice
         "deepseek_v32": {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 16},
+        # likewise, and shorter windows, so that a prompt completes some of each kind
+        "deepseek_v4": {
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "o_groups": 2,
+            "o_lora_rank": 12,
+            "index_n_heads": 16,
+            "index_head_dim": 16,
+            "index_topk": 6,
+            "sliding_window": 8,
+            "num_hash_layers": 1,
+            "compress_rate_hca": 16,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", *["heavily_compressed", "compressed_sparse"] * 2)][:4],
+        },
     }
 )
 
@@ -50,13 +65,15 @@ class TextReplica:
     @staticmethod
     def write(kind: Kind, folder: Path, seed: int = 0) -> "TextReplica":
         """Random weights, large enough that answers vary."""
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **_SIZES, **_OWN[kind]), dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_SIZES, **_OWN[kind]}), dtype=torch.float32).eval()
         generator = torch.Generator().manual_seed(seed)
         balances = [(name, one) for name, one in model.named_buffers() if name.endswith("e_score_correction_bias")]
         with torch.no_grad():
             for name, weight in (*model.named_parameters(), *balances):
                 # norms near one, biases that matter
                 weight.normal_(0, 0.15, generator=generator).add_(float("norm" in name and name.endswith("weight")))
+            for table in (one for name, one in model.named_buffers() if name.endswith("tid2eid")):
+                table.copy_(torch.rand(len(table), model.config.n_routed_experts, generator=generator).argsort(1)[:, : table.shape[1]])
         model.generation_config.eos_token_id = None
         logging.disable_progress_bar()
         model.save_pretrained(folder)
