@@ -7,6 +7,7 @@ all, stays as it was. Works with the native attention backend, diffusers' own de
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -158,7 +159,7 @@ class _Attached:
         steps = self._steps if self._scheduler is None else len(self._scheduler.timesteps)
         projection = mode.projection().unflatten(1, (query.shape[1], -1)).transpose(0, 1)
         place = Place(shorter, self._step, steps, mode.layer, len(self._modes), projection=projection)
-        out = self._session(*(x[:, :, :kept] for x in (query, keys, values)), place, str(self._branch))
+        out = self._session(query[:, :, :kept], keys[:, :, :kept], values[:, :, :kept], place, str(self._branch))
         return F.pad(out, (0, 0, 0, grid.tokens - kept))
 
 
@@ -169,12 +170,13 @@ class _Answering(TorchFunctionMode):
         super().__init__()
         self._attached, self.projection, self.layer = attached, projection, layer
         self.calls = 0
+        self._on = ExitStack()
 
     def begin(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        self.__enter__()
+        self._on.enter_context(self)
 
     def end(self, module: torch.nn.Module, args: tuple[Any, ...], out: object) -> None:
-        self.__exit__(None, None, None)
+        self._on.close()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -35,7 +35,8 @@ def pooled(x: Float[Tensor, "b h n d"], blocks: Blocks) -> Float[Tensor, "b h bl
     place, real = _places(blocks, x.device)
     near = x.gather(2, place.flatten(2)[..., None].expand(*x.shape[:2], -1, x.shape[3])).float()
     near = near.unflatten(2, place.shape[2:]).masked_fill(~real[..., None], 0)
-    return near.sum(3) / real.sum(3).clamp_min(1)[..., None]
+    means: Tensor = near.sum(3) / real.sum(3).clamp_min(1)[..., None]
+    return means
 
 
 def touching(flags: Bool[Tensor, " n"], blocks: Blocks) -> Bool[Tensor, "#b #h blocks"]:
@@ -54,7 +55,8 @@ def _places(blocks: Blocks, device: torch.device) -> tuple[Int[Tensor, "#b #h bl
 
 def scores(query: Float[Tensor, "b h rows d"], keys: Float[Tensor, "b g columns d"]) -> Float[Tensor, "b h rows columns"]:
     """q k^T / sqrt(d) between pooled tokens."""
-    return query @ heads_of(keys, query.shape[1]).transpose(2, 3) * query.shape[3] ** -0.5
+    products: Tensor = query @ heads_of(keys, query.shape[1]).transpose(2, 3)
+    return products / math.sqrt(query.shape[3])
 
 
 def kept_mass(shares: Float[Tensor, "*b n"], mass: float, least: int = 1) -> Bool[Tensor, "*b n"]:

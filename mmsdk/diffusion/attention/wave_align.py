@@ -83,7 +83,8 @@ def united(mask: Bool[Tensor, "b h rows columns"], order: Int[Tensor, "b h rows"
     """How many blocks the waves of a head read, each counted once a wave: what they fetch if a wave reads together and forgets."""
     placed = mask.gather(2, order.long()[..., None].expand(mask.shape))
     waves = F.pad(placed, (0, 0, 0, -mask.shape[2] % wave)).unflatten(2, (-1, wave))
-    return waves.any(3).sum((2, 3))
+    total: Tensor = waves.any(3).sum((2, 3))
+    return total
 
 
 def _sketch(rows: Float[Tensor, "n rows columns"], rank: int, seed: int) -> Float[Tensor, "n rows r"]:
@@ -93,7 +94,8 @@ def _sketch(rows: Float[Tensor, "n rows columns"], rank: int, seed: int) -> Floa
     range_of = rows @ (rows.transpose(1, 2) @ (rows @ draw))
     basis = torch.linalg.qr(range_of).Q
     left, values, _ = torch.linalg.svd(basis.transpose(1, 2) @ rows, full_matrices=False)
-    return (basis @ left * values[:, None])[..., :rank]
+    sketch: Tensor = (basis @ left * values[:, None])[..., :rank]
+    return sketch
 
 
 def _leading(points: Float[Tensor, "n m r"]) -> Float[Tensor, "n m"]:
@@ -101,7 +103,8 @@ def _leading(points: Float[Tensor, "n m r"]) -> Float[Tensor, "n m"]:
     centred = points - points.mean(1, keepdim=True)
     direction = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors[..., -1]
     sign = direction.gather(1, direction.abs().argmax(1, keepdim=True)).sign()
-    return (centred @ (direction * sign)[..., None])[..., 0]
+    along: Tensor = (centred @ (direction * sign)[..., None])[..., 0]
+    return along
 
 
 def _overlap(mask: Bool[Tensor, "b h rows columns"]) -> Float[Tensor, "b h"]:
