@@ -68,7 +68,7 @@ def _family(name: str) -> Family:
 
 
 def _supported() -> str:
-    return ", ".join(families())
+    return ", ".join([*NAMED, *(name for name in families() if name not in NAMED)])
 
 
 def _kind(name: str, folder: Path) -> str:
