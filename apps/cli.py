@@ -158,7 +158,7 @@ def _ask(parser: Parser) -> list[str]:
             "--compress",
             "METHOD:AMOUNT",
             'keep fewer visual tokens of each input; AMOUNT is a count of them ("uniform:64"), a share, written with a point '
-            '("simplecluster:0.25"), or what a prefill has time for, in quotes ("simplecluster:auto@prefill<80ms"); knobs come behind it '
+            '("simplecluster:0.25"), or what a prefill has time for, in quotes ("simplecluster:auto@prefill<200ms"); knobs come behind it '
             '("random:0.25,seed=1"); given again, one works after the other; `mmsdk methods` lists them',
         ),
         _option(parser, "--dtype", "NAME", "auto, float32, bfloat16 or float16", default="auto"),

@@ -39,8 +39,8 @@ def _rows(
 ) -> Float[Tensor, "b g r d"]:
     if not max(fronts.lengths):
         return torch.zeros_like(query)
-    side = [pool.index_select(0, fronts.slots).unflatten(0, (len(query), -1)).transpose(1, 2) for pool in (keys, values)]
-    out = F.scaled_dot_product_attention(query, *side, fronts.bias)
+    keys, values = (pool.index_select(0, fronts.slots).unflatten(0, (len(query), -1)).transpose(1, 2) for pool in (keys, values))
+    out = F.scaled_dot_product_attention(query, keys, values, fronts.bias)
     if min(fronts.lengths):
         return out
     return out.masked_fill(torch.tensor(fronts.lengths)[:, None, None, None] == 0, 0)

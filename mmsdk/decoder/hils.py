@@ -72,7 +72,8 @@ class LandmarkAttention(nn.Module):
 
     def _chunks(self, x: Float[Tensor, "b g t e"]) -> Float[Tensor, "b g c m e"]:
         """The complete chunks. A view."""
-        return x[:, :, : x.shape[2] // self.sizes.chunk * self.sizes.chunk].unflatten(2, (-1, self.sizes.chunk))
+        complete: Tensor = x[:, :, : x.shape[2] // self.sizes.chunk * self.sizes.chunk].unflatten(2, (-1, self.sizes.chunk))
+        return complete
 
     def near(self, query: Float[Tensor, "b h s e"], view: LayerView) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b h s"]]:
         """The window, rotated, and its log-sum-exp: of the cache only the columns that some query's window reaches."""
