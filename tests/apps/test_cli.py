@@ -131,7 +131,7 @@ def test_help_says_what_an_amount_of_compression_is(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="0"):
         main(["ask", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for told in ('a count of them ("uniform:64")', 'a share, written with a point ("simplecluster:0.25")', "auto@prefill<80ms"):
+    for told in ('a count of them ("uniform:64")', 'a share, written with a point ("simplecluster:0.25")', "auto@prefill<200ms"):
         assert told in shown
 
 

@@ -14,6 +14,7 @@ from mmsdk.vision.encode import Backbone, Encoder, Fit, Sight
 from mmsdk.vision.encoders.clip import Clip
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.encoders.siglip import Siglip
+from mmsdk.vision.encoders.states import States
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.types import Image, Media, Video, VisionEncoder
@@ -34,7 +35,10 @@ MAKERS: dict[str, Callable[[], Backbone]] = {
     "dinov2": lambda: Dinov2(small(), middle=(0,)),
     "clip": lambda: Clip(small(norm_first=True, layer_scale=False, patch_bias=False, activation="quick_gelu")),
     "siglip": lambda: Siglip(small(class_token=False, layer_scale=False, activation="gelu_tanh")),
+    "states": lambda: States(small(norm_first=True, layer_scale=False, patch_bias=False, activation="quick_gelu"), (-1,)),
 }
+OF_ITS_OWN = {"qwen_vl": "models/test_qwen_vl.py"}
+"""Encoders with sizes and steps of their own, and where they are tested."""
 
 
 @pytest.fixture(params=sorted(MAKERS))
@@ -54,7 +58,8 @@ def clip(frames: int, height: int, width: int, seed: int = 0) -> Video:
 
 
 def test_every_encoder_of_the_package_is_held_to_the_contract() -> None:
-    assert plugins.available("mmsdk.vision.encoders") == sorted(MAKERS)
+    assert plugins.available("mmsdk.vision.encoders") == sorted([*MAKERS, *OF_ITS_OWN])
+    assert all((Path(__file__).parents[1] / file).is_file() for file in OF_ITS_OWN.values())
 
 
 def test_it_is_a_vision_encoder(encoder: VisionEncoder) -> None:
