@@ -12,7 +12,7 @@ All of it published, as in transformers' deepseek_v4, without the layer that pre
 - four residual streams (`mmsdk.decoder.hyper`), and a mixture of experts in every layer (`mmsdk.decoder.hashed`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -166,6 +166,10 @@ class DeepseekV4Decoder(nn.Module):
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32."""
         return product(hidden, self.head.weight).float()
+
+    def among(self, rows: Sequence[int]) -> "DeepseekV4Decoder":
+        """The decoder of these rows of the batch: the same for all."""
+        return self
 
     def _ids(self, x: Float[Tensor, "b s d"]) -> Int[Tensor, "b s"]:
         values = torch.tensor([256**place for place in range(DIGITS)], device=x.device)

@@ -221,3 +221,7 @@ class Decoder(nn.Module):
         # A tied decoder has no head, unless both ends of it stand on one matrix in fewer bits.
         scores: Tensor = product(hidden, self.embedding.weight) if isinstance(self.head, nn.Identity) else self.head(hidden)
         return scores.float()
+
+    def among(self, rows: Sequence[int]) -> "Decoder":
+        """The decoder of these rows of the batch, by their places in it: the same, unless rows have adapters (`mmsdk.decoder.adapted`)."""
+        return self

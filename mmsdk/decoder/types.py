@@ -1,5 +1,6 @@
 """What a decoder is to whoever lets it speak."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
@@ -24,4 +25,8 @@ class Speaker(Protocol):
 
     def logits(self, hidden: Float[Tensor, "*n w"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32."""
+        ...
+
+    def among(self, rows: Sequence[int]) -> "Speaker":
+        """What speaks for these rows of the batch, by their places in it: itself, unless it treats rows each in their own way."""
         ...

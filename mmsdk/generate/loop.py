@@ -84,6 +84,7 @@ def generate(
             # Dropping rows copies the others: done at every halving, it costs less than running the finished ones on, unread.
             kept = torch.tensor(going, device=ids.device)
             cache, ids, sampler, rows = cache.select(kept), ids[kept], sampler.select(going), [rows[place] for place in going]
+            decoder = decoder.among(going)
         hidden = _advance(decoder, ids, cache)
 
 
