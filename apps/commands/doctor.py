@@ -76,7 +76,7 @@ def _cache(folder: Path) -> dict[str, Cell]:
 
 _USES = {
     "emoji": "mini's benches and training", "photos": "the demo, mini's benches and training", "backdrops": "mini's training",
-    "clips": "the tests",
+    "clips": "the tests", "books": "the bench of memories",
 }  # fmt: skip
 """Who asks for the bundles that `mini` itself does without."""
 

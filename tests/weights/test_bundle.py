@@ -71,6 +71,7 @@ def test_available_says_what_is_missing_without_fetching(tmp_path: Path, monkeyp
         ("backdrops", "animals", "absent"),
         ("backdrops", "surfaces", "absent"),
         ("clips", "clips", "absent"),
+        ("books", "moby-dick", "absent"),
     }
     assert not (tmp_path / "empty").exists()
     assert [state.state for state in verify("mini")] == ["absent", "absent"]
