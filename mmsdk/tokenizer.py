@@ -67,6 +67,10 @@ class TextTokenizer:
         """Text of ids, special tokens left out, spaces as they are."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
+    def to_json(self) -> str:
+        """The vocabulary and its rules, in the format of `tokenizer.json`."""
+        return str(self._backend.to_str())
+
     def special(self, content: str) -> int:
         """The id of a special token. Raises ModelError where the vocabulary has none of that name."""
         found = self._backend.token_to_id(content)

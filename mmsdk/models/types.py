@@ -35,6 +35,10 @@ class Tokenizer(Protocol):
         """Text of ids, special tokens left out."""
         ...
 
+    def to_json(self) -> str:
+        """The vocabulary and its rules, in the format of `tokenizer.json`."""
+        ...
+
 
 @runtime_checkable
 class VLM(Protocol):

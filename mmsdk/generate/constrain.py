@@ -1,0 +1,245 @@
+"""Answers in a form: JSON of a schema, what a regular expression matches, or one of several choices, by llguidance (mmsdk[structured]).
+
+    guide = guide_of(Constraint.of(choice=["red", "green"]), tokenizer, stop_ids, v)
+    token = masked(logits, [guide]).argmax(-1)
+    guide.push(token)
+
+At every token the grammar tells which may come next (a context-free grammar over lexemes, followed through a trie of the vocabulary), and
+the scores of all others become -inf before one is taken: greedy and drawn answers alike can be nothing else. An end-of-text id is let
+through only where the grammar accepts, and where nothing can follow the answer is over. In front of it one space may stand, which models
+like to begin with and which is no part of an answer. JSON is written in one line, as `json.dumps` writes it, so that no model can go on
+and on with white space.
+
+Letters: b rows, v words of the vocabulary.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from mmsdk.errors import InputError, ModelError
+from mmsdk.vision.values import shown
+
+__all__ = ["ANY", "FREE", "Constraint", "Free", "Guide", "Guided", "Written", "guide_of", "masked"]
+
+Schema = Mapping[str, object] | str
+_WORD = 32
+_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# An answer is given without the white space before it (Python's, of which Rust's \s is a part), so none may belong to it.
+_BEGUN = r"/([^\s\x1c-\x1f](?s:.)*)?/"
+_NO_SPACE, _SPACE = "start: body\n", 'start: " "? body\n'
+
+
+@runtime_checkable
+class Written(Protocol):
+    """A tokenizer that can be written down, in the format of `tokenizer.json`."""
+
+    def to_json(self) -> str:
+        """All of its vocabulary and rules."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer is to be: anything, or what a grammar accepts. Made by `of`; `kind` names the setting that it comes from."""
+
+    kind: Literal["any", "schema", "regex", "choice"] = "any"
+    grammar: str = ""
+
+    @staticmethod
+    def of(schema: Schema | None = None, regex: str | None = None, choice: Sequence[str] | None = None) -> "Constraint":
+        """The constraint of a JSON schema (an object, or its text), a regular expression, or a list of choices; of none, anything goes.
+
+        A regular expression is in the syntax of Rust's, matches the whole answer, and has no look-around and no back-references; its
+        classes (`\\w`, `\\d`, `\\s`) are Unicode's. Of JSON Schema, what the library does not follow is refused, never ignored.
+        Raises InputError, naming the setting, for more than one of them and for what cannot be followed, ModelError without the library.
+        """
+        given = {name: value for name, value in (("schema", schema), ("regex", regex), ("choice", choice)) if value is not None}
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} were given together; an answer has one form", item=" ".join(given))
+        if schema is not None:
+            return _valid("schema", f"body: %json {_one_line(schema)}")
+        if regex is not None:
+            return _valid("regex", _matching(regex))
+        if choice is not None:
+            return _valid("choice", f"body: {' | '.join(json.dumps(text, ensure_ascii=False) for text in _choices(choice))}")
+        return ANY
+
+
+@runtime_checkable
+class Guide(Protocol):
+    """Where one answer stands in what it may be: `Free`, or `Guided` by a grammar."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow."""
+        ...
+
+    @property
+    def problem(self) -> InputError | None:
+        """Why the answer cannot go on, where it cannot."""
+        ...
+
+    def push(self, token: int) -> None:
+        """Go on by a token that was let through."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """An answer that may be anything."""
+
+    complete: bool = False
+    problem: InputError | None = None
+
+    def push(self, token: int) -> None:
+        """Nothing changes."""
+
+
+class Guided:
+    """An answer that a grammar leads, from its beginning."""
+
+    __slots__ = ("_kind", "_matcher")
+
+    def __init__(self, kind: str, matcher: Any) -> None:
+        self._kind = kind
+        self._matcher = matcher
+
+    def fill(self, row: Int32[Tensor, " w"]) -> None:
+        """Write which tokens may come next, a bit each, least significant first. The row is on the processor."""
+        self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), row.numel() * row.element_size())
+
+    def push(self, token: int) -> None:
+        """Go on by a token that was let through."""
+        self._matcher.consume_token(token)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow."""
+        return bool(self._matcher.is_stopped()) and self.problem is None
+
+    @property
+    def problem(self) -> InputError | None:
+        """What was wrong with the grammar where it could not be followed further: mostly that there were too many ways to go on."""
+        return InputError(_reason(self._matcher.get_error()), item=self._kind) if self._matcher.is_error() else None
+
+
+ANY = Constraint()
+FREE = Free()
+
+
+def guide_of(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int], v: int) -> Guide:
+    """A guide at the beginning of an answer, for scores of `v` words. What was compiled before is copied.
+
+    Raises InputError, naming the setting, where no answer meets the constraint or following it would cost too much.
+    """
+    if constraint.kind == "any":
+        return FREE
+    return Guided(constraint.kind, _compiled(constraint, tokenizer, stop_ids, v).deep_copy())
+
+
+def masked(logits: Float[Tensor, "b v"], guides: Sequence[Guide]) -> Float[Tensor, "b v"]:
+    """The scores, with -inf for every token that the guide of its row does not let through; where all are free, the scores themselves."""
+    led = [(place, guide) for place, guide in enumerate(guides) if isinstance(guide, Guided)]
+    if not led:
+        return logits
+    v = logits.shape[-1]
+    masks = torch.full((len(guides), -(-v // _WORD)), -1, dtype=torch.int32)
+    for place, guide in led:
+        guide.fill(masks[place])
+    masks = masks.to(logits.device)
+    bits = masks[:, :, None] >> torch.arange(_WORD, dtype=torch.int32, device=masks.device)
+    return logits.masked_fill((bits & 1).flatten(1)[:, :v] == 0, -torch.inf)
+
+
+def _library() -> ModuleType:
+    # here and not above: without mmsdk[structured] this module is imported and not used
+    try:
+        import llguidance
+    except ModuleNotFoundError:
+        raise ModelError("answers in a form need the package llguidance: pip install 'mmsdk[structured]'") from None
+    return llguidance
+
+
+def _valid(kind: Literal["schema", "regex", "choice"], grammar: str) -> Constraint:
+    wrong = _library().LLMatcher.validate_grammar(_NO_SPACE + grammar)
+    if wrong and not wrong.startswith("WARNING"):
+        raise InputError(_reason(wrong), item=kind)
+    return Constraint(kind, grammar)
+
+
+def _one_line(schema: Schema) -> str:
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(value, Mapping):
+            raise InputError(f"it is {shown(value)}, expected an object, such as {{'type': 'object'}}", item="schema")
+        # written whole, so that what is no JSON is told here
+        return _written(json.dumps({**value, "x-guidance": _LINE}, ensure_ascii=False, allow_nan=False), "schema")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, InputError) else InputError(f"it is no JSON: {error}", item="schema") from None
+
+
+def _matching(regex: object) -> str:
+    if not isinstance(regex, str):
+        raise InputError(f"it is {shown(regex)}, expected a regular expression as a string", item="regex")
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise InputError("it ends in a single backslash; write two for one", item="regex")
+    return f"body: TEXT\nTEXT: /{_library().regex_to_lark(_written(regex, 'regex'), '')}/ & {_BEGUN}"
+
+
+def _choices(choice: object) -> Sequence[str]:
+    if not isinstance(choice, list | tuple) or not choice or not all(isinstance(text, str) for text in choice):
+        raise InputError(f'it is {shown(choice)}, expected a list of strings, such as ["yes", "no"]', item="choice")
+    texts = cast(Sequence[str], choice)
+    for text in texts:
+        if not text or text[0].isspace():
+            raise InputError(f"{shown(text)} is empty or begins with white space, which no answer does", item="choice")
+    return [_written(text, "choice") for text in texts]
+
+
+def _written(text: str, kind: str) -> str:
+    """The text, if it can be written: half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"it is no Unicode: {error}", item=kind) from None
+    return text
+
+
+@lru_cache(maxsize=4)
+def _words(tokenizer: Written, stop_ids: frozenset[int], v: int) -> Any:
+    """The vocabulary as the library wants it, a quarter of a second's work."""
+    library = _library()
+    try:
+        return library.LLTokenizer(tokenizer.to_json(), n_vocab=v, eos_token=sorted(stop_ids))
+    except ValueError as error:
+        raise ModelError(f"answers in a form cannot be had of this model, whose vocabulary llguidance does not read: {error}") from None
+
+
+@lru_cache(maxsize=32)
+def _compiled(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int], v: int) -> Any:
+    """A matcher at its beginning, to be copied for every answer."""
+    matcher, words = _library().LLMatcher, _words(tokenizer, stop_ids, v)
+    # without the space, or it would be found out behind it only that nothing is accepted
+    bare = matcher(words, _NO_SPACE + constraint.grammar, log_level=0)
+    bare.compute_bitmask()
+    if bare.is_error():
+        raise InputError(_reason(bare.get_error()) or "no answer meets it", item=constraint.kind)
+    return matcher(words, _SPACE + constraint.grammar, log_level=0)
+
+
+def _reason(told: str) -> str:
+    """What the library says is wrong, without where in the grammar that is."""
+    lines = told.splitlines() or [""]
+    inner = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    first = lines[0].removeprefix("WARNING: ").strip()
+    if first.startswith("at ") and "): " in first:
+        first = first.partition("): ")[2]
+    return (inner or [first.removeprefix("failed to compile JSON schema: ")])[0]
