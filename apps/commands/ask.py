@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         check(path)
     steps = args.compress or "identity"
     with busy(f"loading {args.model}"):
-        pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize)
+        pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize, kv=args.kv)
     # said below, with the other notes
     warnings.simplefilter("ignore", LegibilityWarning)
     answer = (_whole if args.json else _streamed)(pipe, paths, question, config)

@@ -1,0 +1,287 @@
+"""What may be said on the command line, as data: every command with its words and flags. A flag means one thing wherever it stands.
+
+`parser` makes argparse's parser of it, `mmsdk completion` the scripts of shells. Nothing heavy is imported, so that help comes at once.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from mmsdk import __version__
+
+__all__ = ["COMMANDS", "Command", "Flag", "Parser", "UsageError", "Words", "near", "parser"]
+
+
+class UsageError(Exception):
+    """The command line itself cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag, and what stands behind it: `value` names that ("" for a switch), `said` are the words that may, where these are few.
+
+    A flag of one name takes the same in all commands, and is told in the same words: "serve: " may come in front, "; ..." behind them.
+    """
+
+    name: str
+    value: str
+    about: str
+    kind: Callable[[str], object] = str
+    default: object = None
+    said: tuple[str, ...] = ()
+    repeated: bool = False
+    needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words without a flag: exactly one of `said`, or with `number` "?" one or none, with "+" one or more."""
+
+    name: str
+    about: str
+    metavar: str = ""
+    said: tuple[str, ...] = ()
+    number: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command in one line, and what may be said to it. `usage` is for words that argparse would tell in another way."""
+
+    about: str
+    flags: tuple[Flag, ...]
+    words: tuple[Words, ...] = ()
+    usage: str = ""
+
+
+JSON = Flag("--json", "", "print JSON in place of text")
+MODEL = Flag("--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini", said=("mini",))
+COMPRESS = Flag(
+    "--compress",
+    "METHOD:AMOUNT",
+    'keep fewer visual tokens of each input; AMOUNT is a count of them ("uniform:64"), a share, written with a point '
+    '("simplecluster:0.25"), or what a prefill has time for, in quotes ("simplecluster:auto@prefill<200ms"); knobs come behind it '
+    '("random:0.25,seed=1"); given again, one works after the other; `mmsdk methods` lists them',
+    repeated=True,
+)
+KV = Flag(
+    "--kv",
+    "NAME",
+    "how the decoder remembers: dense, paged, int8, fp8, int4 or int2",
+    default="dense",
+    said=("dense", "paged", "int8", "fp8", "int4", "int2"),
+)
+DTYPE = Flag(
+    "--dtype",
+    "NAME",
+    "auto, float32, bfloat16 or float16",
+    default="auto",
+    said=("auto", "float32", "bfloat16", "float16"),
+)
+QUANTIZE = Flag(
+    "--quantize",
+    "NAME",
+    "how the language model's matrices are stored: none, int8 or int4",
+    default="none",
+    said=("none", "int8", "int4"),
+)
+DEVICE = Flag("--device", "NAME", "cpu, cuda, cuda:1, ...", default="cpu", said=("cpu", "cuda"))
+MAX_TOKENS = Flag("--max-tokens", "N", "the longest answer, in tokens", int, 128)
+TEMPERATURE = Flag("--temperature", "T", "0 for the likeliest answer, more for variety", float, 0.0)
+SEED = Flag("--seed", "N", "chooses the answer where the temperature is above 0", int, 0)
+HOST = Flag("--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1")
+PORT = Flag("--port", "N", "the port to listen at; 0 takes a free one", int, 8000)
+KEYS = Flag("--api-key-file", "FILE", "holds a key that clients must bring; of several, each on a line of its own, any")
+OUT = Flag("--out", "FOLDER", "the folder that is written to")
+TICKS = Flag("--ticks", "N", "how many ticks the loop runs", int, 400)
+
+
+def _for(action: str, flag: Flag) -> Flag:
+    return replace(flag, about=f"{action}: {flag.about}")
+
+
+ASK = Command(
+    "ask about pictures or clips",
+    (
+        MODEL,
+        MAX_TOKENS,
+        TEMPERATURE,
+        SEED,
+        COMPRESS,
+        KV,
+        DTYPE,
+        QUANTIZE,
+        DEVICE,
+        Flag("--explain", "PICTURE", "draw what was looked at into this file (.png, .jpg, ...)"),
+        JSON,
+    ),
+    (Words("words", "one or more pictures or clips, then the question", 'PATH... "question"', number="+"),),
+    'mmsdk ask PATH... "question" [options]',
+)
+
+DEMO = Command(
+    "questions about three pictures and a clip, answered",
+    (replace(OUT, about=f"{OUT.about}; annotated pictures go there", default="demo"), MODEL, JSON),
+)
+
+SERVE = Command(
+    "serve a model to clients of OpenAI's API",
+    (
+        MODEL,
+        Flag("--name", "NAME", "what clients call the model; without it, what it is called here"),
+        COMPRESS,
+        DTYPE,
+        QUANTIZE,
+        DEVICE,
+        HOST,
+        PORT,
+        KEYS,
+        Flag(
+            "--allow-host",
+            "HOST",
+            'a host that pictures and clips are fetched from: "images.example.org", "*.example.org"',
+            repeated=True,
+        ),
+        Flag("--allow-network", "NETWORK", "a private network that such a host may be in: 10.1.0.0/16", repeated=True),
+        Flag("--allow-origin", "ORIGIN", "a web page whose scripts may ask: https://chat.example.org", repeated=True),
+        Flag("--rows", "N", "requests that are answered at one time", int, 8),
+        Flag("--waiting", "N", "requests that may wait beside them", int, 24),
+        Flag("--pool", "N", "tokens that are remembered of all of them together; 0 for 1,024 each and a whole context", int, 0),
+        Flag("--max-body-mb", "MB", "the largest request", int, 32),
+        Flag("--max-media", "N", "pictures and clips of a request", int, 16),
+        Flag("--max-pixels", "N", "pixels of all of them together, once decoded", int, 2**25),
+        Flag("--frames", "N", "frames that are taken of a clip", int, 8),
+        replace(MAX_TOKENS, about=f"{MAX_TOKENS.about}; a request may ask for less", default=1024),
+        Flag("--timeout", "S", "the longest time that a request may take", float, 300.0),
+        Flag("--grace", "S", "how long what runs may take to finish when the server ends", float, 60.0),
+        replace(JSON, about=f"{JSON.about}; one object when the server is ready"),
+    ),
+)
+
+ROBOT = Command(
+    "serve policies to robots, record and replay what they did",
+    (
+        _for("serve", HOST),
+        _for("serve", PORT),
+        _for("serve", KEYS),
+        _for("record, export", OUT),
+        _for("record", TICKS),
+        Flag("--session", "FILE.py:NAME", "replay: whose kinematics, and policy, are taken"),
+        Flag("--ask", "", "replay: ask that policy again"),
+        Flag("--pictures", "", "export: pictures as they are, in place of videos"),
+        JSON,
+    ),
+    (
+        Words(
+            "action",
+            "serve a policy over a websocket until Ctrl-C; record a loop, replay a recording, export recordings as a data set",
+            said=("serve", "record", "replay", "export"),
+        ),
+        Words("words", "serve, record: FILE.py:NAME; replay, export: folders of recordings", "WHAT", number="+"),
+    ),
+)
+
+ROS = Command(
+    "run a policy as a ROS 2 node",
+    (
+        Flag("--params", "FILE", "the parameter file that says which robot, policy and topics", needed=True),
+        Flag("--node", "NAME", "the node's full name, which the file speaks of", default="/policy"),
+        replace(TICKS, about=f"{TICKS.about}; 0 for no end", default=0),
+        Flag("--record", "FOLDER", "run: record what the loop is told, as `mmsdk robot record` does"),
+        Flag("--seconds", "S", "how long the simulated arm is there; 0 for no end", float, 0.0),
+        JSON,
+    ),
+    (Words("action", "run a policy as a node, or an arm in place of the robot, until Ctrl-C", said=("run", "simulate")),),
+)
+
+METHODS = Command("list the methods that can be chosen by name", (JSON,))
+
+DOCTOR = Command("look at this machine: what it can run and how fast, and what is missing", (JSON,))
+
+WEIGHTS = Command(
+    "fetch, list or verify model weights",
+    (JSON,),
+    (
+        Words("action", "pull fetches, list shows, verify hashes", said=("pull", "list", "verify")),
+        Words("name", "a bundle (default: mini for pull, all for list and verify)", "NAME", number="?"),
+    ),
+)
+
+BENCH = Command(
+    "run a benchmark, or print the result kept of one",
+    (
+        JSON,
+        Flag("--committed", "", "print the result kept in the repository instead of running"),
+        Flag("--compile-only", "", "for the bench of kernels: compile them and run none"),
+    ),
+    (Words("name", 'a bench, with knobs as in "startup:repeats=3"; none lists them', "NAME", number="?"),),
+)
+
+COMPLETION = Command(
+    "print a script that completes commands in a shell",
+    (JSON,),
+    (Words("shell", 'the shell: eval "$(mmsdk completion bash)" in ~/.bashrc', said=("bash", "zsh", "fish")),),
+)
+
+# In the order of the help, and under the name of the module of `mmsdk.apps.commands` that runs it.
+COMMANDS = {
+    "ask": ASK,
+    "demo": DEMO,
+    "serve": SERVE,
+    "robot": ROBOT,
+    "ros": ROS,
+    "methods": METHODS,
+    "doctor": DOCTOR,
+    "weights": WEIGHTS,
+    "bench": BENCH,
+    "completion": COMPLETION,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises UsageError instead of leaving, and says what is near."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise it."""
+        wrong = re.search(r"invalid choice: '([^']*)'", message)
+        if wrong and "command" in message:
+            raise UsageError(f"there is no command {wrong[1]!r}{near(wrong[1], list(COMMANDS))}")
+        raise UsageError(f"{message}; `{self.prog} --help` shows what can be said")
+
+
+def parser() -> Parser:
+    """The parser of `mmsdk`; what it finds has `command`, and that command's words and flags."""
+    made = Parser(prog="mmsdk", description="Ask a vision-language model about pictures and clips.", allow_abbrev=False)
+    made.add_argument("--version", action="version", version=f"mmsdk {__version__}")
+    commands = made.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    for name, command in COMMANDS.items():
+        under = commands.add_parser(name, help=command.about, allow_abbrev=False)
+        under.usage = command.usage or None
+        for words in command.words:
+            _add_words(under, words)
+        for flag in command.flags:
+            _add_flag(under, flag)
+    return made
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """The end of a message about a word that is not known: what was meant, or all that there is."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+
+
+def _add_words(under: Parser, words: Words) -> None:
+    under.add_argument(words.name, help=words.about, metavar=words.metavar or None, choices=words.said or None, nargs=words.number or None)
+
+
+def _add_flag(under: Parser, flag: Flag) -> None:
+    if not flag.value:
+        under.add_argument(flag.name, action="store_true", help=flag.about)
+    elif flag.repeated:
+        under.add_argument(flag.name, metavar=flag.value, action="append", default=[], help=flag.about)
+    else:
+        told = flag.about if flag.default is None else f"{flag.about} (default: {flag.default})"
+        under.add_argument(flag.name, metavar=flag.value, type=flag.kind, default=flag.default, required=flag.needed, help=told)

@@ -1,0 +1,80 @@
+"""The command line as data and as argparse sees it: every command has --json, and a flag means one thing wherever it stands."""
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from mmsdk.apps.arguments import COMMANDS, Flag, parser
+from mmsdk.kv.memory import KINDS
+from mmsdk.precision import resolve_dtype
+from mmsdk.quant.types import Quantize
+
+CPU = torch.device("cpu")
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parsers of all commands, as argparse has them."""
+    (under,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(under.choices)
+
+
+def flags() -> dict[str, list[Flag]]:
+    found: dict[str, list[Flag]] = defaultdict(list)
+    for command in COMMANDS.values():
+        for flag in command.flags:
+            found[flag.name].append(flag)
+    return found
+
+
+def test_every_command_is_a_module_and_every_module_a_command() -> None:
+    folder = Path(__file__).parents[2] / "apps" / "commands"
+    assert set(COMMANDS) == {path.stem for path in folder.glob("[a-z]*.py")}
+    assert {"ask", "demo", "serve", "bench", "methods", "doctor", "weights"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_answer_as_json(name: str) -> None:
+    (switch,) = (action for action in parsers()[name]._actions if "--json" in action.option_strings)
+    assert (switch.nargs, switch.default) == (0, False)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_argparse_takes_what_the_data_says(name: str) -> None:
+    actions = {action.option_strings[-1]: action for action in parsers()[name]._actions if action.option_strings}
+    assert set(actions) == {"--help", *(flag.name for flag in COMMANDS[name].flags)}
+    for flag in COMMANDS[name].flags:
+        action = actions[flag.name]
+        assert action.help is not None and action.help.startswith(flag.about) and action.required == flag.needed
+        assert (action.nargs == 0) == (not flag.value) and action.default == (
+            [] if flag.repeated else False if not flag.value else flag.default
+        )
+
+
+@pytest.mark.parametrize("name", sorted(flags()))
+def test_a_flag_means_one_thing_wherever_it_stands(name: str) -> None:
+    """The kind of its value is the same, and so are the words that explain it, but for what one command adds to them."""
+    same = flags()[name]
+    assert len({(flag.value, flag.kind, flag.said, flag.repeated) for flag in same}) == 1
+    told = {flag.about.split("; ")[0] for flag in same}
+    assert len({text.rpartition(": ")[2] if text.split(":")[0] in TOLD else text for text in told}) == 1
+
+
+TOLD = {"serve", "record", "record, export", "export", "replay", "run", "simulate"}
+"""What may stand before the words: the actions of a command that a flag belongs to."""
+
+
+def test_models_are_named_alike() -> None:
+    """Whoever loads a model takes the same flags for it."""
+    for name, command in COMMANDS.items():
+        names = {flag.name for flag in command.flags}
+        assert "--model" not in names or name == "demo" or {"--compress", "--quantize", "--dtype", "--device"} <= names, name
+
+
+def test_what_is_offered_is_what_can_be_chosen() -> None:
+    offered = {name: same[0].said for name, same in flags().items()}
+    assert set(offered["--kv"]) == set(KINDS) and set(offered["--quantize"]) == set(get_args(Quantize))
+    assert all(resolve_dtype(name, CPU).is_floating_point for name in offered["--dtype"])
