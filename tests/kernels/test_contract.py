@@ -112,6 +112,13 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
             ),
         ),
         (
+            "block_gather",
+            lambda: (
+                *(torch.empty(70_000, 8, 64), *(torch.empty(70_000, 8, 3, 16, 64),) * 2, torch.empty(70_000, 8, 2, dtype=torch.int64)),
+                *(torch.empty(70_000, 8, 2), torch.empty(70_000, 3, 16, dtype=torch.bool), 1.0),
+            ),
+        ),
+        (
             "mla_decode",
             lambda: (torch.empty(70_000, 8, 40), torch.empty(9, 16, 40), torch.empty(70_000, 99), torch.empty(70_000), 1.0, 32),
         ),

@@ -19,6 +19,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels.case import TOLERANCE, Result
 from mmsdk.kernels.ops import find, names
 from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre, weighted_merge
+from mmsdk.kernels.ops.block_gather import block_gather
 from mmsdk.kernels.ops.block_sparse import block_sparse, listed
 from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
 from mmsdk.kernels.ops.farthest_point import farthest_point
@@ -290,8 +291,25 @@ def true_block_sparse(
     return out if residual is None else out + residual.double(), lse
 
 
+def true_block_gather(query: Tensor, keys: Tensor, values: Tensor, index: Tensor, bias: Tensor, valid: Tensor, scale: float) -> Result:
+    """Token by token: a bias moves the score of each token of its block."""
+    b, h, d = query.shape
+    group = h // keys.shape[1]
+    out, lse = torch.zeros(b, h, d, dtype=torch.float64), torch.full((b, h), -torch.inf, dtype=torch.float64)
+    for row, head in itertools.product(range(b), range(h)):
+        shared = head // group
+        pairs = zip(index[row, shared].tolist(), bias[row, shared].tolist(), strict=True)
+        read = [(block, slot, added) for block, added in pairs if 0 <= block < keys.shape[2] for slot in torch.where(valid[row, block])[0]]
+        if read:
+            k, v = (torch.stack([x[row, shared, block, slot].double() for block, slot, _ in read]) for x in (keys, values))
+            scores = k @ query[row, head].double() * scale + torch.tensor([added for _, _, added in read], dtype=torch.float64)
+            out[row, head], lse[row, head] = scores.softmax(0) @ v, scores.logsumexp(0)
+    return out, lse
+
+
 TRUTHS: dict[str, Callable[..., Result]] = {
     "assign_and_merge": true_assign_and_merge,
+    "block_gather": true_block_gather,
     "block_sparse": true_block_sparse,
     "dpp_greedy": true_dpp_greedy,
     "farthest_point": true_farthest_point,
@@ -581,3 +599,13 @@ def test_ka_03_and_ka_14_lists_of_another_length_and_heads_too_wide_are_refused(
         changed["values"] = changed["keys"]
     with pytest.raises(InputError, match=message):
         block_sparse(**changed)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 0)])
+def test_block_gather_refuses_heads_that_cannot_be_shared(shape: tuple[int, int]) -> None:
+    h, g = shape
+    keys = normal(1, g, 2, 4, 8)
+    with pytest.raises(InputError, match="share"):
+        block_gather(
+            normal(1, h, 8), keys, keys, torch.zeros(1, g, 1, dtype=torch.long), torch.zeros(1, g, 1), torch.ones(1, 2, 4) > 0, 1.0
+        )

@@ -1,0 +1,244 @@
+"""Decode attention over a choice of blocks: one new token of each row reads the blocks on its list, and no others.
+
+    s_j = scale q . k_j + bias_c,   out = sum_j exp(s_j) v_j / sum_j exp(s_j),   lse = log sum_j exp(s_j)
+
+with j over the real tokens of the listed blocks c. All query heads of a key-value head read one list. The bias is one number for each
+block: 0 where pages are chosen (Quest, arXiv 2406.10774), minus the logarithm of a block's chance where they are drawn (SANTA++, of which
+SANTA, arXiv 2605.01910, is the first part). A row whose list holds no real token gives 0 and an lse of -inf, so that what several memories
+give merges by its lse.
+
+The tokens of a row lie in blocks of one size, which need not be full: `valid` says what stands where. A number that is no block is passed
+over, so that lists may be of unequal length. A list is split into parts, each with a program of its own, as in `mmsdk.kernels.parts`.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmsdk.errors import InputError
+from mmsdk.kernels._triton import accumulable, jit, launchable, power, tl
+from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
+from mmsdk.kernels.parts import LOG2E, merged, parts_of, unmerged
+
+__all__ = ["OP", "block_gather"]
+
+_WIDEST = 256
+
+
+def block_gather(
+    query: Float[Tensor, "b h d"],
+    keys: Float[Tensor, "b g n m d"],
+    values: Float[Tensor, "b g n m d"],
+    index: Int[Tensor, "b g k"],
+    bias: Float[Tensor, "b g k"],
+    valid: Bool[Tensor, "b n m"],
+    scale: float,
+) -> tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]:
+    """The mixtures of values and the log-sum-exp of the scores, float32. Of n blocks of m tokens the k listed ones are read.
+
+    h / g query heads share a key-value head, in order. Raises InputError where g does not divide h, and for heads wider than 256.
+    """
+    if keys.shape[1] == 0 or query.shape[1] % keys.shape[1]:
+        raise InputError(f"{query.shape[1]} query heads cannot share {keys.shape[1]} key-value heads evenly", item="keys")
+    if query.shape[2] > _WIDEST:
+        raise InputError(f"heads of {query.shape[2]} channels; at most {_WIDEST}", item="query")
+    arguments = query, keys, values, index, bias, valid, scale
+    out, lse = _plan(*arguments).run() if launchable(query) else _reference(*arguments)
+    return out, lse
+
+
+def _reference(query: Tensor, keys: Tensor, values: Tensor, index: Tensor, bias: Tensor, valid: Tensor, scale: float) -> Result:
+    b, g, n, m, _ = keys.shape
+    if n == 0:
+        return torch.zeros_like(query), torch.full(query.shape[:2], -torch.inf, device=query.device)
+    known = (index >= 0) & (index < n)
+    home = index.where(known, 0).long()
+    rows, heads = torch.arange(b, device=index.device)[:, None, None], torch.arange(g, device=index.device)[:, None]
+    seen = (valid[rows, home] & known[..., None]).flatten(2)
+    # what no token owns may hold anything, NaN as well
+    k, v = (x[rows, heads, home].flatten(2, 3).float().masked_fill(~seen[..., None], 0) for x in (keys, values))
+    scores = query.float().unflatten(1, (g, -1)) @ k.transpose(2, 3) * scale
+    scores = scores + bias.float().masked_fill(~known, 0).repeat_interleave(m, 2)[:, :, None]
+    scores = scores.masked_fill(~seen[:, :, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -torch.inf, 0)[..., None]).exp()
+    return (weights @ v).flatten(1, 2).to(query.dtype), lse.flatten(1)
+
+
+def _plan(query: Tensor, keys: Tensor, values: Tensor, index: Tensor, bias: Tensor, valid: Tensor, scale: float) -> Plan:
+    b, h, d = query.shape
+    g, n, m = keys.shape[1:4]
+    query, keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, keys, values))
+    parts = parts_of(index.shape[2] * m, b * g)
+    partial, partial_lse = unmerged(b, h, parts, d, query.device)
+    split = Launch(
+        _split,
+        (b * g, parts),
+        {
+            "query": query,
+            "keys": keys,
+            "values": values,
+            "index": index.contiguous(),
+            "bias": bias.contiguous(),
+            "valid": valid.contiguous().view(torch.uint8),
+            "partial": partial,
+            "partial_lse": partial_lse,
+            "query_row": query.stride(0),
+            "query_head": query.stride(1),
+            **{f"key_{name}": keys.stride(axis) for axis, name in enumerate(("row", "head", "block", "slot"))},
+            **{f"value_{name}": values.stride(axis) for axis, name in enumerate(("row", "head", "block", "slot"))},
+            "shared_heads": g,
+            "blocks": n,
+            "listed": index.shape[2],
+            "scale": scale * LOG2E,
+        },
+        {
+            "group": h // g,
+            "d": d,
+            "size": m,
+            "inner": accumulable(query.dtype),
+            "rows": max(power(h // g), 16),
+            "columns": 16 if query.dtype == torch.float32 else 32 if d > 64 else 64,
+            "block": max(power(d), 16),
+        },
+    )
+    out, lse, merge = merged(partial, partial_lse, None, query.dtype)
+    return Plan((out, lse), (split, merge))
+
+
+@jit
+def _split(
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    index: tl.tensor,
+    bias: tl.tensor,
+    valid: tl.tensor,
+    partial: tl.tensor,
+    partial_lse: tl.tensor,
+    query_row: tl.tensor,
+    query_head: tl.tensor,
+    key_row: tl.tensor,
+    key_head: tl.tensor,
+    key_block: tl.tensor,
+    key_slot: tl.tensor,
+    value_row: tl.tensor,
+    value_head: tl.tensor,
+    value_block: tl.tensor,
+    value_slot: tl.tensor,
+    shared_heads: tl.tensor,
+    blocks: tl.tensor,
+    listed: tl.tensor,
+    scale: tl.tensor,
+    group: tl.constexpr,
+    d: tl.constexpr,
+    size: tl.constexpr,
+    inner: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    owner = tl.program_id(0).to(tl.int64)
+    row = owner // shared_heads
+    shared = owner % shared_heads
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
+    tokens = listed * size
+    share = ((tokens + parts - 1) // parts + columns - 1) // columns * columns
+    low = part * share
+    high = tl.minimum(low + share, tokens)
+
+    lane = tl.arange(0, rows)
+    channel = tl.arange(0, block)
+    narrow = channel < d
+    real = lane < group
+    head = shared * group + lane
+    q_at = row * query_row + head[:, None] * query_head + channel[None, :]
+    q = tl.load(query + q_at, mask=real[:, None] & narrow[None, :], other=0.0).to(inner)
+    k_base = keys + row * key_row + shared * key_head
+    v_base = values + row * value_row + shared * value_head
+
+    best = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    mixed = tl.zeros([rows, block], tl.float32)
+    for at in range(low, high, columns):
+        token = at + tl.arange(0, columns)
+        within = token < high
+        entry = owner * listed + token // size
+        home = tl.load(index + entry, mask=within, other=-1).to(tl.int64)
+        known = within & (home >= 0) & (home < blocks)
+        home = tl.where(known, home, 0)
+        slot = (token % size).to(tl.int64)
+        there = known & (tl.load(valid + (row * blocks + home) * size + slot, mask=known, other=0) != 0)
+        k_at = home * key_block + slot * key_slot
+        k = tl.load(k_base + k_at[None, :] + channel[:, None], mask=there[None, :] & narrow[:, None], other=0.0).to(inner)
+        added = tl.load(bias + entry, mask=there, other=0.0).to(tl.float32) * 1.4426950408889634
+        scores = tl.dot(q, k, input_precision="ieee") * scale + added[None, :]
+        scores = tl.where(there[None, :], scores, float("-inf"))
+        peak = tl.maximum(best, tl.max(scores, 1))
+        # where nothing was seen yet the peak is -inf, and -inf less -inf no number
+        anchor = tl.where(peak == float("-inf"), 0.0, peak)
+        weights = tl.exp2(scores - anchor[:, None])
+        shrink = tl.exp2(best - anchor)
+        total = total * shrink + tl.sum(weights, 1)
+        v_at = home * value_block + slot * value_slot
+        v = tl.load(v_base + v_at[:, None] + channel[None, :], mask=there[:, None] & narrow[None, :], other=0.0).to(inner)
+        mixed = mixed * shrink[:, None] + tl.dot(weights.to(inner), v, input_precision="ieee")
+        best = peak
+
+    alive = total > 0
+    divisor = tl.where(alive, total, 1.0)
+    place = (row * shared_heads * group + head) * parts + part
+    tl.store(partial + place[:, None] * d + channel[None, :], mixed / divisor[:, None], mask=real[:, None] & narrow[None, :])
+    tl.store(partial_lse + place, tl.where(alive, best + tl.log2(divisor), float("-inf")), mask=real)
+
+
+def _case(name: str, lengths: tuple[int, ...], n: int, m: int, h: int, g: int, d: int, listed: int) -> Case:
+    """Rows of unequal length from the front; lists in random order with -1 among them; what no token owns holds NaN."""
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
+        b = len(lengths)
+        valid = (torch.arange(n * m) < torch.tensor(lengths)[:, None]).view(b, n, m)
+        query = normal(generator, dtype, b, h, d)
+        keys, values = (normal(generator, dtype, b, g, n, m, d).masked_fill_(~valid[:, None, ..., None], torch.nan) for _ in range(2))
+        index = torch.rand(b, g, n, generator=generator).argsort(-1)[..., :listed]
+        index = index.masked_fill(torch.rand(index.shape, generator=generator) < 0.2, -1)
+        return query, keys, values, index, normal(generator, torch.float32, b, g, listed), valid, d**-0.5
+
+    return Case(name, make)
+
+
+def _strange(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
+    """Numbers that are no blocks, in int32, with biases that are no numbers."""
+    keys, values = (normal(generator, dtype, 1, 1, 3, 4, 8) for _ in range(2))
+    index = torch.tensor([[[3, 2, -5, 2**31 - 1, 0]]], dtype=torch.int32)
+    bias = torch.tensor([[[torch.nan, -1.0, torch.nan, torch.inf, 2.0]]])
+    return normal(generator, dtype, 1, 3, 8), keys, values, index, bias, torch.ones(1, 3, 4, dtype=torch.bool), 0.5
+
+
+def _distant(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
+    """KA-09: blocks that 32-bit offsets cannot reach."""
+    keys, values = (distant(normal(generator, dtype, 2, 4, 16))[None, None] for _ in range(2))
+    index, bias = torch.tensor([[[1, 0]]]), torch.zeros(1, 1, 2)
+    return normal(generator, dtype, 1, 2, 16), keys, values, index, bias, torch.ones(1, 2, 4, dtype=torch.bool), 0.25
+
+
+OP = Op(
+    _reference,
+    _plan,
+    cases=(
+        _case("one token, one head", (1,), 1, 1, 1, 1, 64, 1),
+        _case("empty row, group 3, head size 72", (0, 5, 33), 3, 16, 3, 1, 72, 2),
+        _case("two parts, group 7, head size 96", (250, 16), 8, 32, 7, 1, 96, 7),
+        _case("blocks of 5, two heads, head size 80", (9, 60), 12, 5, 4, 2, 80, 6),
+        _case("group 24, blocks of 64", (130,), 3, 64, 24, 1, 64, 3),
+        _case("nothing listed", (8,), 2, 4, 2, 2, 16, 0),
+        Case("numbers that are no blocks", _strange),
+        Case("offsets beyond 2**31", _distant),
+    ),
+    builds=(
+        _case("head size 128, group 4, blocks of 64", (8000, 300), 128, 64, 32, 8, 128, 25),
+        _case("head size 64, group 3, pages of 16", (8000, 300), 512, 16, 9, 3, 64, 100),
+        _case("head size 256, group 2", (300,), 8, 64, 8, 4, 256, 4),
+    ),
+)
