@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
+import torch
 
 from mmsdk.errors import InputError
-from mmsdk.vision.intake import Access, Limits, load
+from mmsdk.vision.intake import Access, Limits, load, load_video
 from mmsdk.vision.intake.url import fetch
 
 HERE = ("127.0.0.0/8",)
 LIMITS = Limits(held_bytes=1000)
+CLIP = Path(__file__).parents[2] / "apps" / "media" / "motion.mp4"
 
 
 def png() -> bytes:
@@ -30,7 +32,7 @@ def png() -> bytes:
 
 
 class Site(BaseHTTPRequestHandler):
-    """/png a picture; /to?ADDRESS a redirect; /404; /big too much; /lie less than it says; /slow a byte now and then; /packed gzip."""
+    """/png, /mp4; /to?ADDRESS a redirect; /404; /big too much; /lie less than it says; /slow a byte now and then; /packed gzip."""
 
     def do_GET(self) -> None:
         page, _, rest = self.path.partition("?")
@@ -38,6 +40,8 @@ class Site(BaseHTTPRequestHandler):
             self.answer(302, b"", Location=rest)
         elif page == "/png":
             self.answer(200, png())
+        elif page == "/mp4":
+            self.answer(200, CLIP.read_bytes())
         elif page == "/packed":
             self.answer(200, b"x", **{"Content-Encoding": "gzip"})
         elif page == "/big":
@@ -302,3 +306,20 @@ def test_a_picture_from_the_web_equals_the_same_picture_here(port: int) -> None:
     here = load(png())
     there = load(f"http://127.0.0.1:{port}/png", access=local(port))
     assert np.array_equal(here.pixels.numpy(), there.pixels.numpy())
+
+
+def test_a_clip_from_the_web_equals_the_same_clip_here_and_is_held_to_the_same_limits(port: int) -> None:
+    """Also IN-16: by a redirect that is allowed, from hosts that are named, to no private address, and within size and time."""
+    here = load_video(CLIP)
+    for page in ("mp4", f"to?http://127.0.0.1:{port}/mp4"):
+        there = load_video(f"http://127.0.0.1:{port}/{page}", access=local(port, redirects=1))
+        assert torch.equal(there.frames, here.frames) and torch.equal(there.times, here.times)
+    with pytest.raises(InputError, match="at most 1,000"):
+        load_video(f"http://127.0.0.1:{port}/mp4", access=local(port), limits=LIMITS)
+    with pytest.raises(InputError, match="not complete within"):
+        load_video(f"http://127.0.0.1:{port}/slow", access=local(port, seconds=0.2))
+    with pytest.raises(InputError, match="redirects further"):
+        load_video(f"http://127.0.0.1:{port}/to?http://127.0.0.1:{port}/mp4", access=local(port))
+    for access, told in ((Access(), "not among the hosts"), (Access(hosts=(f"*:{port}",)), "not public")):
+        with pytest.raises(InputError, match=told):
+            load_video(f"http://127.0.0.1:{port}/mp4", access=access)

@@ -1,5 +1,9 @@
 """Animated pictures (GIF, WebP, APNG) as clips: walked frame by frame, keeping only those that are sampled."""
 
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 import PIL.Image
 import torch
 
@@ -8,8 +12,9 @@ from mmsdk.vision.intake.arrays import Colour, shrinking, shrunk, to_pixels
 from mmsdk.vision.intake.frames import noted
 from mmsdk.vision.intake.image import assumed, named_failures, picture_in, rgb
 from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.intake.scenes import changes
 from mmsdk.vision.intake.source import Encoded
-from mmsdk.vision.sampling import Sampling
+from mmsdk.vision.sampling import UNSEEN, Sampling
 from mmsdk.vision.types import Video
 
 __all__ = ["decode_animation"]
@@ -27,7 +32,8 @@ def decode_animation(source: Encoded, sampling: Sampling, limits: Limits, backgr
     """
     with picture_in(source, limits) as picture:
         starts, length = _starts(picture, limits, source.item)
-        chosen = sampling.chosen(starts, length)
+        scored = UNSEEN if sampling.scenes is None else changes(_drawn(picture, starts, background, source.item), np.asarray(starts))
+        chosen = sampling.chosen(starts, length, scored)
         scale = limits.scale(len(chosen), picture.height, picture.width)
         frames = []
         notes: list[tuple[str, ...]] = []
@@ -57,6 +63,17 @@ def _starts(picture: PIL.Image.Image, limits: Limits, item: str) -> tuple[list[f
         clock += float(duration) / 1000 if isinstance(duration, int | float) and duration > 0 else SHORTEST
     picture.seek(0)
     return starts, clock
+
+
+def _drawn(
+    picture: PIL.Image.Image, starts: Sequence[float], background: Colour, item: str
+) -> Iterator[tuple[float, npt.NDArray[np.uint8]]]:
+    """Every frame as it is drawn, with its time."""
+    for index, start in enumerate(starts):
+        with named_failures(item):
+            picture.seek(index)
+            pixels = rgb(picture, background, item)
+        yield start, pixels
 
 
 def _reached(picture: PIL.Image.Image, index: int, limits: Limits, item: str) -> bool:

@@ -1,11 +1,12 @@
 """A clip given as its frames: what it may be, which frames are taken, when each is shown, and what was noted of them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.vision.intake.arrays import Array
 from mmsdk.vision.intake.source import Frame, named_unreadable
-from mmsdk.vision.sampling import Sampling
+from mmsdk.vision.sampling import UNSEEN, Sampling
 from mmsdk.vision.values import real, shown
 
 __all__ = ["Frames", "check_times", "counted", "noted", "timed"]
@@ -50,15 +51,18 @@ def counted(clip: Frames) -> int:
     return count
 
 
-def timed(clip: Frames, count: int, sampling: Sampling) -> tuple[list[int], Float[Tensor, " t"]]:
-    """Which of `count` frames are taken, and the second at which each is shown.
+def timed(
+    clip: Frames, count: int, sampling: Sampling, changes: Callable[[], npt.NDArray[np.float64]]
+) -> tuple[list[int], Float[Tensor, " t"]]:
+    """Which of `count` frames are taken, and the second at which each is shown; `changes` scores all of them, where that is asked for.
 
     Raises InputError for times that are not one finite number a frame, each after the one before, and for a rate that gives no such times.
     """
     given, rate = _given(clip.times, count), real(clip.fps)
     if not (0 < rate < math.inf and count / rate <= LATEST):
         raise InputError(f"fps is {shown(clip.fps)}, expected a number well above 0, such as 2.0", item="frames")
-    taken = list(range(count)) if given else sampling.indices(count, rate)
+    scored = UNSEEN if given or sampling.scenes is None else changes()
+    taken = list(range(count)) if given else sampling.indices(count, rate, scored)
     return taken, _rising(given or [index / rate for index in taken])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import PIL.Image
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from mmsdk.vision.intake.arrays import Colour, array_of, picture_of
 from mmsdk.vision.intake.frames import Frames, check_times, counted, noted, timed
 from mmsdk.vision.intake.image import decode, picture_in
 from mmsdk.vision.intake.limits import LIMITS, Limits
+from mmsdk.vision.intake.scenes import changes
 from mmsdk.vision.intake.source import Encoded, EncodedSource, Frame, Readable, named_unreadable, opened
 from mmsdk.vision.intake.stranger import CLIP, stranger
 from mmsdk.vision.intake.video import decode_clip
@@ -123,13 +125,21 @@ def _picture(found: Encoded, limits: Limits, background: Colour) -> Image:
 
 def _clip(clip: Frames, sampling: Sampling, limits: Limits, background: Colour, access: Access) -> Video:
     """Frames as a clip; only those that are taken are decoded."""
-    taken, times = timed(clip, counted(clip), sampling)
-    frames: list[Image] = []
-    for index in taken:
+    count = counted(clip)
+
+    def frame(index: int) -> Image:
         # the sequence may be the caller's own
         with named_unreadable(f"frame {index}"):
             picture = clip.pictures[index]
-        frames.append(_frame(picture, index, limits, background, access))
+        return _frame(picture, index, limits, background, access)
+
+    def scored() -> npt.NDArray[np.float64]:
+        return changes(((index, frame(index).pixels.permute(1, 2, 0).numpy()) for index in range(count)), np.arange(float(count)))
+
+    taken, times = timed(clip, count, sampling, scored)
+    frames: list[Image] = []
+    for index in taken:
+        frames.append(frame(index))
         if len(frames) == 1:
             _check_clip(len(taken), frames[0], limits)
         if frames[-1].size != frames[0].size:

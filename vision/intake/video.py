@@ -1,4 +1,7 @@
-"""One clip from its encoded bytes: frames chosen by their true times before any is decoded, then read one at a time."""
+"""One clip from its encoded bytes: frames chosen by their true times before any is decoded, then read one at a time.
+
+Only where one frame of each scene is wanted, the clip is decoded twice: once for its scenes, once for those frames.
+"""
 
 from importlib.util import find_spec
 
@@ -15,8 +18,9 @@ from mmsdk.vision.intake.limits import Limits
 from mmsdk.vision.intake.opencv import OpenCVReader
 from mmsdk.vision.intake.pyav import PyAVReader
 from mmsdk.vision.intake.reader import Open, Reader
+from mmsdk.vision.intake.scenes import changes
 from mmsdk.vision.intake.source import Encoded
-from mmsdk.vision.sampling import Sampling
+from mmsdk.vision.sampling import UNSEEN, Sampling
 from mmsdk.vision.types import Video
 
 __all__ = ["best_reader", "decode_clip"]
@@ -37,7 +41,8 @@ def decode_clip(source: Encoded, sampling: Sampling, limits: Limits, background:
         limits.check_size(*clip.size, source.item)
         starts = clip.starts()
         limits.check_frames(len(starts), source.item)
-        chosen = starts[sampling.chosen(starts)]
+        scored = UNSEEN if sampling.scenes is None else _changes(clip, starts, background)
+        chosen = starts[sampling.chosen(starts, changes=scored)]
         scale = limits.scale(len(chosen), *clip.size)
         notes = ("the file is cut short: its last frames are missing",) if clip.cut else ()
         times, frames = _read(clip, chosen, scale, background, source.item)
@@ -47,6 +52,10 @@ def decode_clip(source: Encoded, sampling: Sampling, limits: Limits, background:
     if len(frames) < len(chosen):
         notes = (*notes, f"{len(chosen) - len(frames)} of the {len(chosen)} frames to be taken do not decode and are left out")
     return Video(torch.stack(frames), torch.tensor(times, dtype=torch.float32), source.item, notes + shrinking(scale))
+
+
+def _changes(clip: Reader, starts: npt.NDArray[np.float64], background: Colour) -> npt.NDArray[np.float64]:
+    return changes(((time, over(pixels, background)) for time, pixels in clip.frames(starts.tolist())), starts)
 
 
 def _read(
