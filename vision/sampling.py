@@ -59,7 +59,7 @@ class Sampling:
         at = begins - 1e-4 * gap
         if self.scenes is not None:
             assert len(changes) == len(begins), "the changes are of all frames"
-            return _of_scenes(at, begins, end, self._cuts(changes))
+            return _of_scenes(at, begins, end, self._cuts(changes, float(self.scenes)))
         if self.fps is not None:
             rate = float(self.fps)
             # the small step back keeps a clip of exactly 2 s at 1 fps from gaining a third frame by rounding
@@ -74,9 +74,9 @@ class Sampling:
         """The frames taken of a clip of `count` frames at a constant `rate` frames a second."""
         return self.chosen(np.arange(count) / rate, count / rate, changes)
 
-    def _cuts(self, changes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    def _cuts(self, changes: npt.NDArray[np.float64], least: float) -> npt.NDArray[np.int64]:
         """The frames that scenes begin with, the first of all left out: those of the strongest changes where there would be too many."""
-        found = np.flatnonzero(changes > self.scenes)
+        found = np.flatnonzero(changes > least)
         if self.frames is None or len(found) < self.frames:
             return found
         strongest = np.argsort(-changes[found], kind="stable")[: int(self.frames) - 1]

@@ -14,7 +14,7 @@ Letters: b rows, v words of the vocabulary.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -38,7 +38,7 @@ _NO_SPACE, _SPACE = "start: body\n", 'start: " "? body\n'
 
 
 @runtime_checkable
-class Written(Protocol):
+class Written(Hashable, Protocol):
     """A tokenizer that can be written down, in the format of `tokenizer.json`."""
 
     def to_json(self) -> str:

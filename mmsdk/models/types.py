@@ -1,6 +1,6 @@
 """What a vision-language model family is made of, as the pipeline sees it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ Stands = Callable[[int, Media | Encoded], Sequence[Piece]]
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
+class Tokenizer(Hashable, Protocol):
     """Text to ids and back. Special tokens typed by a user are ordinary text; families place real ones by their id."""
 
     def encode(self, text: str) -> list[int]:
