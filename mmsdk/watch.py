@@ -30,9 +30,57 @@ from mmsdk.vision.intake import Source, load_image
 from mmsdk.vision.types import Image, Video, VisualTokens
 from mmsdk.vision.values import real, shown, whole
 
-__all__ = ["Watch", "holding"]
+__all__ = ["Arrived", "Watch", "holding", "windowed"]
 
 LATEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Frames that wait for their window to be full, with their times, and what is known of all that came: a value, `push` gives the next.
+
+    `size` is that of every frame, `first` and `last` are times by the user's clock, `count` is how many came.
+    """
+
+    frames: tuple[UInt8[Tensor, "3 h w"], ...] = ()
+    times: tuple[float, ...] = ()
+    size: tuple[int, int] = (0, 0)
+    first: float = 0.0
+    last: float = -math.inf
+    count: int = 0
+    notes: tuple[str, ...] = ()
+
+    def push(self, frame: Source, seconds: float) -> "Arrived":
+        """With one more. Raises InputError, naming the frame by its number, for one that does not follow those before it."""
+        image, taken = self._checked(frame, seconds), real(seconds)
+        first = taken if self.count == 0 else self.first
+        notes = tuple(dict.fromkeys((*self.notes, *image.notes)))
+        return Arrived((*self.frames, image.pixels), (*self.times, taken - first), image.size, first, taken, self.count + 1, notes)
+
+    def emptied(self) -> "Arrived":
+        """When those that waited have been looked at."""
+        return dataclasses.replace(self, frames=(), times=())
+
+    def seen(self, vlm: VLM, joining: bool) -> VisualTokens:
+        """What the encoder makes of those that wait, as a part of a clip; `joining` says that the clip has other parts."""
+        pixels, times = torch.stack(self.frames), torch.tensor(self.times, dtype=torch.float32)
+        if len(pixels) == 1 and joining:
+            return _one_more(vlm, pixels, times)
+        (tokens,) = vlm.encoder([Video(pixels, times, "stream")])
+        return tokens
+
+    def _checked(self, frame: Source, seconds: float) -> Image:
+        name = f"frame {self.count}"
+        try:
+            image = load_image(frame)
+        except InputError as error:
+            raise InputError(error.message, item=name) from error
+        if self.count and image.size != self.size:
+            raise InputError(f"is {image.size}, the first is {self.size} (height, width); expected one size", item=name)
+        # a clip keeps its times in 32 bits, counted from its first frame
+        if not (self.last < real(seconds) < math.inf and abs(real(seconds) - self.first) <= LATEST):
+            raise InputError(f"is of {shown(seconds)} s, after one of {self.last} s; expected finite, rising times", item=name)
+        return image
 
 
 class Watch:
@@ -43,22 +91,14 @@ class Watch:
     """
 
     def __init__(self, vlm: VLM, by: Compressor, hold: int, window: int = 8) -> None:
-        if not whole(window, 2):
-            raise InputError(f"a window of {shown(window)} frames is no clip; give 2 or more", item="window")
         if by.asks:
             raise PluginError(
                 f"{type(by).__name__.lower()} wants to know the question, which comes after the frames; choose another method"
             )
         self._vlm = vlm
-        self._window = window
+        self._window = windowed(window)
         self._held: Held = form(by, Planned(vlm, by), hold)
-        self._frames: list[UInt8[Tensor, "3 h w"]] = []
-        self._times: list[float] = []
-        self._size = (0, 0)
-        self._first = 0.0
-        self._last = -math.inf
-        self._count = 0
-        self._notes: tuple[str, ...] = ()
+        self._arrived = Arrived()
 
     def push(self, frame: Source, seconds: float) -> None:
         """One more frame, in any form that intake reads, and when it was taken, by any clock; the clip begins with its first frame.
@@ -66,47 +106,31 @@ class Watch:
         Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
         the one before; it is then as if it had not come.
         """
-        image, taken = self._checked(frame, seconds), real(seconds)
-        first = taken if self._count == 0 else self._first
-        frames, times = [*self._frames, image.pixels], [*self._times, taken - first]
-        if len(frames) == self._window:
-            self._held, frames, times = self._with(frames, times), [], []
-        self._frames, self._times, self._size = frames, times, image.size
-        self._first, self._last, self._count = first, taken, self._count + 1
-        self._notes = tuple(dict.fromkeys((*self._notes, *image.notes)))
+        arrived = self._arrived.push(frame, seconds)
+        if len(arrived.frames) == self._window:
+            self._held, arrived = self._with(arrived), arrived.emptied()
+        self._arrived = arrived
 
     def encoded(self) -> Encoded:
         """The clip so far, to be asked about; more frames may come afterwards. Raises InputError where none came yet."""
-        held = self._with(self._frames, self._times).tokens
+        held = self._with(self._arrived).tokens
         if not held:
             raise InputError("no frame has come yet; push one first", item="stream")
         tokens = moved(held[0], torch.device("cpu"))
-        full = math.prod(tokens.grid)
-        notes = (f"of the {full} tokens of {self._count} frames {len(tokens)} are held",) if len(tokens) < full else ()
-        return Encoded(tokens, "stream", full, self._vlm.name, self._notes + notes, size=self._size, frames=self._count)
+        full, came = math.prod(tokens.grid), self._arrived
+        notes = (f"of the {full} tokens of {came.count} frames {len(tokens)} are held",) if len(tokens) < full else ()
+        return Encoded(tokens, "stream", full, self._vlm.name, came.notes + notes, size=came.size, frames=came.count)
 
-    def _checked(self, frame: Source, seconds: float) -> Image:
-        name = f"frame {self._count}"
-        try:
-            image = load_image(frame)
-        except InputError as error:
-            raise InputError(error.message, item=name) from error
-        if self._count and image.size != self._size:
-            raise InputError(f"is {image.size}, the first is {self._size} (height, width); expected one size", item=name)
-        # a clip keeps its times in 32 bits, counted from its first frame
-        if not (self._last < real(seconds) < math.inf and abs(real(seconds) - self._first) <= LATEST):
-            raise InputError(f"is of {shown(seconds)} s, after one of {self._last} s; expected finite, rising times", item=name)
-        return image
+    def _with(self, arrived: Arrived) -> Held:
+        """What is held with the frames that wait for their window to be full."""
+        return self._held.push(arrived.seen(self._vlm, joining=bool(self._held.tokens))) if arrived.frames else self._held
 
-    def _with(self, frames: list[UInt8[Tensor, "3 h w"]], seconds: list[float]) -> Held:
-        """What is held with these frames, which wait for their window to be full."""
-        if not frames:
-            return self._held
-        pixels, times = torch.stack(frames), torch.tensor(seconds, dtype=torch.float32)
-        if len(pixels) == 1 and self._held.tokens:
-            return self._held.push(_one_more(self._vlm, pixels, times))
-        (tokens,) = self._vlm.encoder([Video(pixels, times, "stream")])
-        return self._held.push(tokens)
+
+def windowed(window: int) -> int:
+    """How many frames go through an encoder together. Raises InputError for so few that they are no clip."""
+    if not whole(window, 2):
+        raise InputError(f"a window of {shown(window)} frames is no clip; give 2 or more", item="window")
+    return window
 
 
 def holding(by: str) -> Compressor:
