@@ -6,6 +6,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmsdk.generate.logprobs import Said
 from mmsdk.tokencomp.types import Audit
 
 __all__ = ["Answer", "Sight", "Timings", "Tokens"]
@@ -57,20 +58,26 @@ class Sight:
     notes: tuple[str, ...] = ()
 
 
+Finish = Literal["stop", "length", "time"]
+
+
 class Answer(str):
     """The answer's text, a `str` in every way, with what it took: `.tokens`, `.timings`, `.seed`, `.finish`, `.sights`, `.audit`.
 
-    `.precision` is the dtype that the language model computed in, behind how its matrices are stored: "bfloat16", "int4/bfloat16".
+    `.finish` is "length" at `max_tokens` and "time" at `max_time`. `.logprobs` has an entry for every token that was generated, those of a
+    stop string among them, where they were asked for. `.precision` is the dtype that the language model computed in, behind how its
+    matrices are stored: "bfloat16", "int4/bfloat16".
     """
 
-    __slots__ = ("finish", "precision", "seed", "sights", "timings", "tokens")
+    __slots__ = ("finish", "logprobs", "precision", "seed", "sights", "timings", "tokens")
 
     tokens: Tokens
     timings: Timings
     seed: int
-    finish: Literal["stop", "length"]
+    finish: Finish
     sights: tuple[Sight, ...]
     precision: str
+    logprobs: tuple[Said, ...]
 
     def __new__(
         cls,
@@ -78,9 +85,10 @@ class Answer(str):
         tokens: Tokens | None = None,
         timings: Timings | None = None,
         seed: int = 0,
-        finish: Literal["stop", "length"] = "stop",
+        finish: Finish = "stop",
         sights: tuple[Sight, ...] = (),
         precision: str = "",
+        logprobs: tuple[Said, ...] = (),
     ) -> "Answer":
         answer = super().__new__(cls, text)
         answer.tokens = tokens or Tokens()
@@ -89,10 +97,11 @@ class Answer(str):
         answer.finish = finish
         answer.sights = sights
         answer.precision = precision
+        answer.logprobs = logprobs
         return answer
 
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]  # str promises (str,), copies need the rest too
-        return str(self), self.tokens, self.timings, self.seed, self.finish, self.sights, self.precision
+        return str(self), self.tokens, self.timings, self.seed, self.finish, self.sights, self.precision, self.logprobs
 
     @property
     def audit(self) -> tuple[Audit, ...]:

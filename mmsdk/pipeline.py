@@ -7,25 +7,25 @@ answers = pipe([("a.jpg", "Which colour?"), ("b.png", "How many?")])
 photo = pipe.encode("photo.jpg")  # asked about again and again, encoded once
 """
 
+import math
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast, overload
 
 import torch
 
-from mmsdk.answer import Answer, Tokens
+from mmsdk.answer import Answer
+from mmsdk.answering import Stream, alone, answered, sampled, streamed
 from mmsdk.compress import Compression, CompressionSpec, compression
-from mmsdk.decoder.quantised import precision
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
-from mmsdk.generate.loop import Generated, Step, collect, generate
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.recall import Recall, recalling
-from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
+from mmsdk.stages import Context, Question
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
 from mmsdk.vision.values import shown, whole
@@ -62,7 +62,7 @@ def pipeline(
         raise ModelError(f"the task {task!r} is not supported; there is {known}, and a model goes behind it: pipeline({TASKS[0]!r}, ...)")
     # what is wrong with the words is told before seconds are spent on weights
     steps, name, place = compression(compress), _name(model), _device(device)
-    _check_batch_size(batch_size)
+    _check_number("batch_size", batch_size)
     recall = recalling(kv)
     vlm = open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place))
     return Pipeline(vlm, steps, batch_size, recall)
@@ -81,18 +81,30 @@ class Pipeline:
     recall: Recall = field(default_factory=Recall, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_batch_size(self.batch_size)
+        _check_number("batch_size", self.batch_size)
 
     @overload
     def __call__(
         self, media: Given | Sequence[Given], question: str, *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., compress: CompressionSpec | None = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
+        presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
+        compress: CompressionSpec | None = ...,
     ) -> Answer: ...  # fmt: skip
 
     @overload
     def __call__(
+        self, media: Given | Sequence[Given], question: str, *, n: int, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
+        presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
+        compress: CompressionSpec | None = ...,
+    ) -> list[Answer]: ...  # fmt: skip
+
+    @overload
+    def __call__(
         self, media: Sequence[Question], *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., compress: CompressionSpec | None = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
+        presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
+        compress: CompressionSpec | None = ...,
     ) -> list[Answer | MmsdkError]: ...  # fmt: skip
 
     def __call__(
@@ -100,6 +112,7 @@ class Pipeline:
         media: Given | Sequence[Given] | Sequence[Question],
         question: str | None = None,
         *,
+        n: int | None = None,
         max_tokens: int = 128,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -107,8 +120,13 @@ class Pipeline:
         min_p: float = 0.0,
         seed: int = 0,
         stop: tuple[str, ...] = (),
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        max_time: float = math.inf,
+        logprobs: int = 0,
         compress: CompressionSpec | None = None,
-    ) -> Answer | list[Answer | MmsdkError]:
+    ) -> Answer | list[Answer] | list[Answer | MmsdkError]:
         """Answer one question about an image, a clip or several of them, or a list of (media, question) pairs as one batch.
 
         A list or tuple of media is several inputs of one question (a clip given as frames goes in as `Frames` or a `Video`); none at all
@@ -116,16 +134,29 @@ class Pipeline:
         as they would be alone, to within rounding: rows that run together may be summed in another order, which can change a token where
         two of them score alike. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call.
 
+        `n` answers of one question come as a list, with the seeds `seed`, `seed` + 1, ...: what is asked is read once.
+
         Raises InputError, and BudgetError, for a single question that cannot be answered, ModelError where its scores are not finite.
         Raises InputError before any work for settings that cannot be, and for a list in which nothing is a pair.
         """
-        config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        config = GenerationConfig(
+            max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
+            logprobs,
+        )  # fmt: skip
         steps = self.compression if compress is None else compression(compress)
+        if n is not None:
+            _check_number("n", n)
         if question is None:
-            return self._batch(_pairs(media), config, steps)
-        (answer,) = self._batch([(cast(Given | Sequence[Given], media), question)], config, steps)
+            pairs = _pairs(media)
+            if n is not None:
+                raise InputError("several answers are given to one question; ask those of a list one by one", item="n")
+            return self._batch(pairs, config, steps)
+        asked = cast(Given | Sequence[Given], media), question
+        if n is not None:
+            return sampled(self.vlm, steps, asked, config, self.recall, n, self.batch_size)
+        (answer,) = self._batch([asked], config, steps)
         if isinstance(answer, MmsdkError):
-            raise _alone(answer)
+            raise alone(answer)
         return answer
 
     def stream(
@@ -140,21 +171,23 @@ class Pipeline:
         min_p: float = 0.0,
         seed: int = 0,
         stop: tuple[str, ...] = (),
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        max_time: float = math.inf,
+        logprobs: int = 0,
         compress: CompressionSpec | None = None,
-    ) -> "Stream":
+    ) -> Stream:
         """The same answer in pieces, as they become certain; the pieces joined are the answer.
 
         Errors are raised here, at once; only scores that are not finite end the stream later, with a ModelError where they occur.
         """
-        config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        config = GenerationConfig(
+            max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
+            logprobs,
+        )  # fmt: skip
         steps = self.compression if compress is None else compression(compress)
-        clock = Clock(device_of(self.vlm))
-        ready = prepare(self.vlm, steps, [(media, question)], max_tokens, clock, recall=self.recall)
-        for error in ready.errors.values():
-            raise _alone(error)
-        (row,) = ready.rows.values()
-        assert ready.context is not None, "a row without an error has a context"
-        return Stream(self._pieces(row, ready.context, config, clock))
+        return streamed(self.vlm, steps, (media, question), config, self.recall)
 
     def encode(self, source: Source) -> Encoded:
         """Encode a picture or a clip once, to ask about it often: what is given back stands wherever a picture may stand.
@@ -181,81 +214,8 @@ class Pipeline:
     def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression) -> list[Answer | MmsdkError]:
         found: dict[int, Answer | MmsdkError] = {}
         for first in range(0, len(items), self.batch_size):
-            found |= self._group(items[first : first + self.batch_size], first, config, steps)
+            found |= answered(self.vlm, steps, items[first : first + self.batch_size], config, self.recall, first)
         return [found[index] for index in range(len(items))]
-
-    def _group(self, items: Sequence[Question], first: int, config: GenerationConfig, steps: Compression) -> dict[int, Answer | MmsdkError]:
-        """Answers and errors of rows that run together, by their place in the whole batch."""
-        clock = Clock(device_of(self.vlm))
-        ready = prepare(self.vlm, steps, items, config.max_tokens, clock, first, self.recall)
-        with clock.stage("decode"):
-            texts = [] if ready.context is None else self._decode(ready.context, [config] * len(ready.rows))
-        kind = precision(self.vlm.decoder)
-        answers = {i: _answer(row, text, config.seed, clock, kind) for (i, row), text in zip(ready.rows.items(), texts, strict=True)}
-        return {**ready.errors, **answers}
-
-    def _steps(self, context: Context, configs: Sequence[GenerationConfig]) -> Iterator[Step]:
-        vlm = self.vlm
-        return generate(vlm.decoder, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids)
-
-    def _decode(self, context: Context, configs: Sequence[GenerationConfig]) -> list[Generated]:
-        return collect(self._steps(context, configs), len(configs))
-
-    def _pieces(self, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
-        said: list[Step] = []
-        steps = self._steps(context, [config])
-        while True:
-            # only the work is timed, not what the reader does between two pieces
-            with clock.stage("decode"):
-                step = next(steps, None)
-            if step is None:
-                break
-            # models begin with the space between prompt and answer, which is no part of the answer
-            piece = step.text if any(earlier.text.strip() for earlier in said) else step.text.lstrip()
-            said.append(step)
-            if piece:
-                yield piece
-        answer = _answer(row, collect(said, 1)[0], config.seed, clock, precision(self.vlm.decoder))
-        if isinstance(answer, ModelError):
-            raise answer
-        return answer
-
-
-class Stream(Iterator[str]):
-    """Pieces of an answer, computed as they are asked for. Leaving early costs nothing more."""
-
-    def __init__(self, pieces: Generator[str, None, Answer]) -> None:
-        self._pieces = pieces
-        self._answer: Answer | None = None
-
-    def __next__(self) -> str:
-        try:
-            return next(self._pieces)
-        except StopIteration as end:
-            if end.value is not None:
-                self._answer = end.value
-            raise
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer with its counts and timings; reads what is left of the stream first."""
-        for _ in self:
-            pass
-        if self._answer is None:
-            raise InputError("the stream was interrupted, so there is no whole answer", item="stream")
-        return self._answer
-
-
-def _answer(row: Row, text: Generated, seed: int, clock: Clock, kind: str) -> Answer | ModelError:
-    if isinstance(text.finish, ModelError):
-        return text.finish
-    counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids), row.recalled)
-    return Answer(text.text.lstrip(), counts, clock.timings, seed, text.finish, row.sights, kind)
-
-
-def _alone(error: MmsdkError) -> MmsdkError:
-    """The error of a single question, which has no place in a batch to name."""
-    return error.at(None) if isinstance(error, InputError) else error
 
 
 def _pairs(items: object) -> Sequence[Question]:
@@ -270,9 +230,9 @@ def _pairs(items: object) -> Sequence[Question]:
     return items
 
 
-def _check_batch_size(size: object) -> None:
-    if not whole(size, 1):
-        raise InputError(f"batch_size is {shown(size)}, expected a whole number of at least 1", item="batch_size")
+def _check_number(name: str, number: object) -> None:
+    if not whole(number, 1):
+        raise InputError(f"{name} is {shown(number)}, expected a whole number of at least 1", item=name)
 
 
 def _name(model: object) -> str:

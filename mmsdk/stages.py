@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +27,7 @@ from mmsdk.kv.memory import DenseMemory, Memory, Shape
 from mmsdk.kv.types import KVCache
 from mmsdk.legibility import guarded
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Layout, Prompt, Slot
+from mmsdk.prompt import Ids, Layout, Prompt, Slot
 from mmsdk.recall import Recall, keys_of
 from mmsdk.seeing import Entered, Seen, asked, compress, connect, encode, enter, parted
 from mmsdk.tokencomp.audit import compose
@@ -59,9 +60,10 @@ _FORGETFUL = Recall()
 
 
 class Clock:
-    """Measures stages in milliseconds; a stage that runs twice adds up."""
+    """Measures stages in milliseconds; a stage that runs twice adds up. `began` is when it was made, by `time.perf_counter`."""
 
     def __init__(self, device: torch.device) -> None:
+        self.began = time.perf_counter()
         self._device = device
         self._ms: dict[str, float] = {}
 
@@ -88,7 +90,7 @@ class Row:
 
     `spans` are the runs of words and of visual inputs in the prompt; without any it is all words. `deep` is what the first layers add to
     the visual tokens, zero at words. `recalled` tokens at its beginning were in the cache already. `turns` and `following` are as in
-    `mmsdk.decoder.prefill.Laid`.
+    `mmsdk.decoder.prefill.Laid`. `words` are the ids of all its words.
     """
 
     visual: int
@@ -101,6 +103,7 @@ class Row:
     recalled: int = 0
     turns: tuple[Int[Tensor, "3 s"], ...] = ()
     following: tuple[Int[Tensor, ""], ...] = ()
+    words: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +150,12 @@ def prepare(
     clock: Clock,
     first: int = 0,
     recall: Recall = _FORGETFUL,
+    copies: int = 1,
 ) -> Prepared:
     """Take a batch through load, encode, compress and prefill, keeping `room` tokens free in the model's context for the answer.
 
-    What `recall` knows of earlier calls is not computed again. Rows are counted from `first`, where they are part of a longer batch.
+    What `recall` knows of earlier calls is not computed again. Rows are counted from `first`, where they are part of a longer batch; the
+    cache has room for `copies` answers of each of them.
     Raises InputError where `room` leaves none for any prompt.
     """
     cuts = cuts_of(compression, vlm.decoder.config.layers)
@@ -158,7 +163,7 @@ def prepare(
         laid = lay_out(vlm, compression, items, room, clock, first, recall)
         with clock.stage("prefill"):
             rows = list(laid.rows.values())
-            context, told = _prefilled(vlm.decoder, rows, room, cuts, recall.memory, laid.keys) if rows else (None, [])
+            context, told = _prefilled(vlm.decoder, rows, room, cuts, recall.memory, laid.keys, copies) if rows else (None, [])
         with clock.stage("compress"):
             looked = legible(laid, told)
             ready, starved = parted(looked)
@@ -247,7 +252,9 @@ def assemble(
             # places are told by the turns, and positions only count
             positions = torch.arange(len(embeddings))
         axes, following = tuple(one.axes for one in turns), tuple(one.following for one in turns)
-        rows[index] = Row(sum(item.seen.full for item in row), kept, sights, embeddings, positions, spans, deep, 0, axes, following)
+        words = tuple(chain.from_iterable(span.ids for span in given.spans if isinstance(span, Ids)))
+        full = sum(item.seen.full for item in row)
+        rows[index] = Row(full, kept, sights, embeddings, positions, spans, deep, 0, axes, following, words)
     return rows
 
 
@@ -257,7 +264,7 @@ def prefill(decoder: Decoder, rows: Sequence[Row], room: int) -> Context:
 
 
 def _prefilled(
-    decoder: Decoder, rows: Sequence[Row], room: int, cuts: Sequence[Cut], memory: Memory, keys: Sequence[Sequence[bytes]]
+    decoder: Decoder, rows: Sequence[Row], room: int, cuts: Sequence[Cut], memory: Memory, keys: Sequence[Sequence[bytes]], copies: int = 1
 ) -> tuple[Context, list[Row]]:
     """The same, dropping tokens at the cuts; the rows then tell which. What the memory knows by the keys of rows is not run again."""
     whole = 1 + len(cuts)
@@ -267,7 +274,7 @@ def _prefilled(
     ]
     config, first = decoder.config, rows[0].embeddings
     shape = Shape(config.layers, config.kv_heads, config.entry, first.dtype, first.device)
-    cache, known = memory.begin(shape, capacities(decoder, laid, cuts, room), _searched(laid, keys, memory.page))
+    cache, known = memory.begin(shape, capacities(decoder, laid, cuts, room), _searched(laid, keys, memory.page), copies, room)
     run = prefill_into(decoder, [rest_of(*one) for one in zip(laid, known, strict=True)], cuts, cache, memory.chunk)
     memory.learn(cache, keys)
     share = run.seconds / max(1, sum(len(row.sights) for row in rows))

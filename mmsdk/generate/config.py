@@ -1,4 +1,4 @@
-"""How one request wants its text: how long, how random, where to end."""
+"""How one request wants its text: how long, how random, how varied, where to end."""
 
 import math
 from collections.abc import Callable
@@ -17,10 +17,18 @@ __all__ = ["GenerationConfig"]
 class GenerationConfig:
     """The settings of one request; each row of a batch has its own.
 
-    `temperature` 0 is greedy, and then the four settings after it play no part. `top_k` 0, `top_p` 1 and `min_p` 0 leave every
+    `temperature` 0 is greedy, and then `top_k`, `top_p`, `min_p` and `seed` play no part. `top_k` 0, `top_p` 1 and `min_p` 0 leave every
     token in. The same `seed` draws the same numbers alone, in a batch and after other requests, and so gives the same tokens, but for
-    the rounding of scores in company. Text ends before the first occurrence of a string in `stop`. Raises InputError naming the
-    setting that cannot be.
+    the rounding of scores in company. Text ends before the first occurrence of a string in `stop`.
+
+    `repetition_penalty` makes likelier (below 1) or less likely (above) what stands in the prompt's words or was said already,
+    `presence_penalty` and `frequency_penalty` what was said, once or by how often; see `mmsdk.generate.penalties`. Greedy text is changed
+    by them, too.
+
+    `max_time` is in seconds from the beginning of the work, what is done before the first token included; it is looked at between tokens,
+    so that one is always said. `logprobs` k gives the logarithm of every token's probability, and the k likeliest in its place; 0 none.
+
+    Raises InputError naming the setting that cannot be.
     """
 
     max_tokens: int = 128
@@ -30,6 +38,11 @@ class GenerationConfig:
     min_p: int | float = 0.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    repetition_penalty: int | float = 1.0
+    presence_penalty: int | float = 0.0
+    frequency_penalty: int | float = 0.0
+    max_time: int | float = math.inf
+    logprobs: int = 0
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, "a whole number of at least 1")
@@ -40,6 +53,26 @@ class GenerationConfig:
         _whole("seed", self.seed, 0, "a whole number from 0 to 2**63 - 1")
         texts = isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)
         _check("stop", self.stop, texts, "a tuple of strings, none of them empty")
+        _real("repetition_penalty", self.repetition_penalty, _factor, "a number above 0 (1 is none)")
+        _real("presence_penalty", self.presence_penalty, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0 is none)")
+        _real("frequency_penalty", self.frequency_penalty, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0 is none)")
+        _real("max_time", self.max_time, lambda value: value > 0, "a number of seconds above 0")
+        _whole("logprobs", self.logprobs, 0, "a whole number of at least 0 (0 gives none)")
+
+    @property
+    def penalised(self) -> bool:
+        """Whether what was said before changes the scores."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token is always the one that is said."""
+        return self.temperature == 0 and not self.penalised
+
+
+def _factor(value: float) -> bool:
+    # neither it nor what is divided by it leaves float32
+    return 1e-30 <= value <= 1e30
 
 
 def _whole(name: str, value: object, least: int, expected: str) -> None:

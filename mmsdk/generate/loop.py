@@ -7,8 +7,10 @@ Nothing runs ahead of what was asked for: a token is computed when the loop is a
 the cache with the tokens so far and nothing else behind.
 """
 
+import math
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Literal
 
 import torch
@@ -18,27 +20,30 @@ from torch import Tensor
 from mmsdk.decoder.types import Speaker
 from mmsdk.errors import InputError, ModelError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.logprobs import Said, likelihoods
 from mmsdk.generate.sampling import Sampler
 from mmsdk.generate.text import Decode, TextStream
 from mmsdk.kv.types import KVCache
 
 __all__ = ["Finish", "Generated", "Reply", "Step", "collect", "generate"]
 
-Finish = Literal["stop", "length"] | ModelError
+Finish = Literal["stop", "length", "time"] | ModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One row went on. `ids` are the tokens it gained (none for the one that only ends the text), `text` is what that set free.
 
-    `finish` says why the row ends here, if it does: "stop" for an end-of-text id or a stop string, "length" for `max_tokens`, a
-    ModelError where its logits are not finite. A row gives no step after that one.
+    `finish` says why the row ends here, if it does: "stop" for an end-of-text id or a stop string, "length" for `max_tokens`, "time" for
+    `max_time`, a ModelError where its logits are not finite. A row gives no step after that one. `logprobs` are those of `ids`, where
+    they were asked for.
     """
 
     row: int
     ids: tuple[int, ...]
     text: str
     finish: Finish | None = None
+    logprobs: tuple[Said, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class Generated:
     text: str
     ids: tuple[int, ...]
     finish: Finish
+    logprobs: tuple[Said, ...] = ()
 
 
 def generate(
@@ -60,23 +66,27 @@ def generate(
     configs: Sequence[GenerationConfig],
     decode: Decode,
     stop_ids: frozenset[int],
+    prompts: Sequence[Sequence[int]] = (),
+    began: float = math.inf,
 ) -> Generator[Step, None, None]:
     """Text from what the decoder knows, as a stream: the steps of all rows, in order of time, then of rows.
 
     `hidden` is the decoder's output at the last real token of every row's prompt, `cache` holds that prompt, `configs` has one entry
-    a row, and `decode` leaves special tokens out. Prompt ids are never looked at, so that any id may pad them. The last token said
-    is not in the cache yet; once half the rows of a batch have ended, the others go on in a copy of it.
+    a row, and `decode` leaves special tokens out. `prompts` are the ids of the words of every prompt, which a repetition penalty looks at;
+    what pads them is never seen. `began` is when the work did, by `time.perf_counter`, which `max_time` counts from; by default now.
+    The last token said is not in the cache yet; once half the rows of a batch have ended, the others go on in a copy of it.
     A row whose logits are not finite ends by itself, with a ModelError as its finish. Raises InputError for a wrong number of configs.
     """
     if len(configs) != hidden.shape[0]:
         raise InputError(f"{len(configs)} of them for {hidden.shape[0]} rows", item="configs")
-    sampler = Sampler.of(configs, hidden.device)
-    rows = [Reply(row, config, TextStream(decode, config.stop), stop_ids) for row, config in enumerate(configs)]
+    logits = _scores(decoder, hidden)
+    sampler = Sampler.of(configs, hidden.device, logits.shape[-1], prompts)
+    rows = [Reply(row, config, TextStream(decode, config.stop), stop_ids, began) for row, config in enumerate(configs)]
     while True:
-        ids = _next_ids(decoder, hidden, sampler)
-        for row, token in zip(rows, ids.tolist(), strict=True):
+        ids, told = _said(logits, sampler, rows)
+        for row, token, logprobs in zip(rows, ids.tolist(), told, strict=True):
             if not row.finished:
-                yield row.push(token)
+                yield row.push(token, logprobs)
         going = [place for place, row in enumerate(rows) if not row.finished]
         if not going:
             return
@@ -85,37 +95,40 @@ def generate(
             kept = torch.tensor(going, device=ids.device)
             cache, ids, sampler, rows = cache.select(kept), ids[kept], sampler.select(going), [rows[place] for place in going]
             decoder = decoder.among(going)
-        hidden = _advance(decoder, ids, cache)
+        logits = _scores(decoder, _advance(decoder, ids, cache))
 
 
 def collect(steps: Iterable[Step], rows: int) -> list[Generated]:
     """The whole of every row, from the stream that `generate` gives: streamed or not, the text is the same."""
     texts: list[list[str]] = [[] for _ in range(rows)]
     ids: list[list[int]] = [[] for _ in range(rows)]
+    logprobs: list[list[Said]] = [[] for _ in range(rows)]
     ends: dict[int, Finish] = {}
     for step in steps:
         texts[step.row].append(step.text)
         ids[step.row].extend(step.ids)
+        logprobs[step.row].extend(step.logprobs)
         if step.finish is not None:
             ends[step.row] = step.finish
-    return [Generated("".join(texts[row]), tuple(ids[row]), ends[row]) for row in range(rows)]
+    return [Generated("".join(texts[row]), tuple(ids[row]), ends[row], tuple(logprobs[row])) for row in range(rows)]
 
 
 class Reply:
-    """What one row has said so far, and whether it is done."""
+    """What one row has said so far, and whether it is done. `began` is when its work did, by `time.perf_counter`, at most now."""
 
-    __slots__ = ("_config", "_count", "_number", "_stop_ids", "_text", "finished")
+    __slots__ = ("_count", "_number", "_stop_ids", "_text", "_until", "config", "finished")
 
-    def __init__(self, number: int, config: GenerationConfig, text: TextStream, stop_ids: frozenset[int]) -> None:
+    def __init__(self, number: int, config: GenerationConfig, text: TextStream, stop_ids: frozenset[int], began: float = math.inf) -> None:
+        self.config = config
         self._number = number
-        self._config = config
         self._text = text
         self._stop_ids = stop_ids
+        self._until = min(began, perf_counter()) + float(config.max_time)
         self._count = 0
         self.finished = False
 
-    def push(self, token: int) -> Step:
-        """Take the next token, -1 where its scores were not finite."""
+    def push(self, token: int, logprobs: tuple[Said, ...] = ()) -> Step:
+        """Take the next token, -1 where its scores were not finite, and how likely it was, where that was asked for."""
         if token < 0:
             error = ModelError(f"the scores of the answer's token {self._count} are not finite; try dtype float32")
             return self._last((), self._text.finish(), error)
@@ -124,23 +137,33 @@ class Reply:
         self._count += 1
         text = self._text.push(token)
         if self._text.stopped:
-            return self._last((token,), text, "stop")
-        if self._count == self._config.max_tokens:
+            return self._last((token,), text, "stop", logprobs)
+        if end := self._over():
             rest = self._text.finish()
-            return self._last((token,), text + rest, "stop" if self._text.stopped else "length")
-        return Step(self._number, (token,), text)
+            return self._last((token,), text + rest, "stop" if self._text.stopped else end, logprobs)
+        return Step(self._number, (token,), text, None, logprobs)
 
-    def _last(self, ids: tuple[int, ...], text: str, finish: Finish) -> Step:
+    def _over(self) -> Literal["length", "time"] | None:
+        if self._count >= self.config.max_tokens:
+            return "length"
+        return "time" if perf_counter() >= self._until else None
+
+    def _last(self, ids: tuple[int, ...], text: str, finish: Finish, logprobs: tuple[Said, ...] = ()) -> Step:
         self.finished = True
-        return Step(self._number, ids, text, finish)
+        return Step(self._number, ids, text, finish, logprobs)
 
 
-def _next_ids(decoder: Speaker, hidden: Float[Tensor, "b d"], sampler: Sampler) -> Int[Tensor, " b"]:
-    """The next token of every row, -1 where the logits are not finite (told with the ids, so that the host waits once)."""
+def _said(logits: Float[Tensor, "b v"], sampler: Sampler, rows: Sequence[Reply]) -> tuple[Int[Tensor, " b"], list[tuple[Said, ...]]]:
+    """The next token of every row, and how likely it was; -1 where the logits are not finite (told with the ids: the host waits once)."""
     # Not as a decorator of the loop: a generator that is suspended must not leave its caller without gradients.
     with torch.no_grad():
-        logits = decoder.logits(hidden)
-        return sampler(logits).masked_fill(~logits.amax(-1).isfinite(), -1)
+        ids = sampler(logits).masked_fill(~logits.amax(-1).isfinite(), -1)
+        return ids, likelihoods(logits, ids, [0 if row.finished else int(row.config.logprobs) for row in rows])
+
+
+def _scores(decoder: Speaker, hidden: Float[Tensor, "b d"]) -> Float[Tensor, "b v"]:
+    with torch.no_grad():
+        return decoder.logits(hidden)
 
 
 def _advance(decoder: Speaker, ids: Int[Tensor, " b"], cache: KVCache) -> Float[Tensor, "b d"]:

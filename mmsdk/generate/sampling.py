@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.penalties import Penalties
 
 __all__ = ["Sampler", "admissible"]
 
@@ -23,7 +24,10 @@ _SINGLE = torch.finfo(torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """The settings of a batch as tensors on its device, and one generator a row (none where the whole batch is greedy)."""
+    """The settings of a batch as tensors on its device, and one generator a row (none where the whole batch is greedy).
+
+    `penalties` are there, once, where a row has any.
+    """
 
     temperature: Float[Tensor, "b 1"]
     top_k: Int[Tensor, "b 1"]
@@ -31,15 +35,21 @@ class Sampler:
     min_p: Float[Tensor, "b 1"]
     ranked: bool
     generators: tuple[torch.Generator, ...]
+    penalties: tuple[Penalties, ...] = ()
 
     @staticmethod
-    def of(configs: Sequence[GenerationConfig], device: torch.device) -> "Sampler":
-        """A sampler at the start of these requests: its generators are fresh from their seeds."""
+    def of(
+        configs: Sequence[GenerationConfig], device: torch.device, vocabulary: int = 0, prompts: Sequence[Sequence[int]] = ()
+    ) -> "Sampler":
+        """A sampler at the start of these requests: its generators are fresh from their seeds.
+
+        Penalties need to know how many words the vocabulary has, and the ids of the words of every prompt.
+        """
 
         def column(values: Sequence[int | float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
-        drawn = any(config.temperature > 0 for config in configs)
+        drawn, penalised = any(config.temperature > 0 for config in configs), any(config.penalised for config in configs)
         return Sampler(
             temperature=column([_single(config.temperature) for config in configs], torch.float32),
             top_k=column([int(config.top_k) for config in configs], torch.int64),
@@ -47,16 +57,26 @@ class Sampler:
             min_p=column([float(config.min_p) for config in configs], torch.float32),
             ranked=any(config.top_k > 0 or config.top_p < 1 for config in configs),
             generators=tuple(torch.Generator(device).manual_seed(int(config.seed)) for config in configs) if drawn else (),
+            penalties=(Penalties.of(configs, prompts, vocabulary, device),) if penalised else (),
         )
 
     def select(self, rows: Sequence[int]) -> "Sampler":
         """These rows alone, from where they are."""
         index = torch.tensor(rows, device=self.temperature.device)
         columns = self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index]
-        return Sampler(*columns, self.ranked, tuple(self.generators[row] for row in rows) if self.generators else ())
+        generators = tuple(self.generators[row] for row in rows) if self.generators else ()
+        return Sampler(*columns, self.ranked, generators, tuple(one.select(index) for one in self.penalties))
 
     def __call__(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
-        """The next token of every row; advances the generators."""
+        """The next token of every row; advances the generators, and counts what is said."""
+        for penalties in self.penalties:
+            logits = penalties(logits)
+        ids = self._drawn(logits)
+        for penalties in self.penalties:
+            penalties.count(ids)
+        return ids
+
+    def _drawn(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
         best = logits.argmax(-1)
         if not self.generators:
             return best

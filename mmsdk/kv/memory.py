@@ -60,10 +60,13 @@ class Memory(Protocol):
         """How many tokens of a prompt go through the decoder at one time, at most."""
         ...
 
-    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+    def begin(
+        self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
+    ) -> tuple[KVCache, list[int]]:
         """A cache with room for so many tokens of each row in each layer, and how many tokens of each row it knows already.
 
-        There is a list of keys for every row. At least the last token of a prompt is never known: someone waits for its output.
+        There is a list of keys for every row. At least the last token of a prompt is never known: someone waits for its output. Each row
+        may be selected for so many answers of at most `room` tokens; the capacities have room for one of them.
         """
         ...
 
@@ -86,7 +89,9 @@ class DenseMemory:
         """Prompts go through whole."""
         return sys.maxsize
 
-    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+    def begin(
+        self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
+    ) -> tuple[KVCache, list[int]]:
         """See `Memory`."""
         sizes = shape.layers, len(keys), shape.kv_heads, shape.head_dim, capacities
         return DenseCache.allocate(*sizes, shape.dtype, shape.device), [0] * len(keys)
@@ -122,10 +127,12 @@ class PagedMemory:
         """Blocks that caches hold, over all layers; what is only remembered does not count."""
         return sum(pages.blocks.held - prefixes.idle for pages, prefixes in self._pools.values())
 
-    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+    def begin(
+        self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
+    ) -> tuple[KVCache, list[int]]:
         """See `Memory`."""
         with self._lock:
-            needed = len(keys) * (-(-max(capacities) // PAGE) + 1)
+            needed = len(keys) * (-(-max(capacities) // PAGE) + 1 + _more(copies, room, PAGE))
             pages, prefixes = self._roomy(shape, needed)
             rows = [RowPages(columns, len(columns) * PAGE) for columns in map(prefixes.match, keys)]
             cache = PagedCache.of(pages, rows)
@@ -186,17 +193,26 @@ class RoundedMemory:
         """Few enough tokens that those still exact never need much memory."""
         return 512
 
-    def begin(self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]]) -> tuple[KVCache, list[int]]:
+    def begin(
+        self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
+    ) -> tuple[KVCache, list[int]]:
         """See `Memory`."""
         rows, most = len(keys), max(capacities)
         # A chunk comes on top of the window before anything of it ages; the two ends of a row may lie amid a block.
         recent = rows * (-(-min(self.window + self.chunk, most) // ROUNDED_PAGE) + 2)
-        pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, recent, shape.dtype, shape.device, ROUNDED_PAGE)
-        store = RoundedPages(pages, self.bits, rows * (-(-most // ROUNDED_PAGE) + 1), self.window)
+        # Each answer has a window of its own, which ages for itself.
+        own = _more(copies, self.window + room, ROUNDED_PAGE)
+        pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, recent + rows * own, shape.dtype, shape.device, ROUNDED_PAGE)
+        store = RoundedPages(pages, self.bits, rows * (-(-most // ROUNDED_PAGE) + 1 + own), self.window)
         return PagedCache.empty(store, rows), [0] * rows
 
     def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
         """Nothing."""
+
+
+def _more(copies: int, tokens: int, page: int) -> int:
+    """The blocks of so many tokens that all copies but the first take; the last of the prompt's is one, since each writes into it."""
+    return (copies - 1) * (-(-tokens // page) + 2)
 
 
 def memory_of(kind: str) -> Memory:

@@ -34,7 +34,7 @@ from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Prompt
 from mmsdk.recall import Recall, Sights
 from mmsdk.seeing import parted
-from mmsdk.serve.job import Event, Finish, Job, Outcome, Reading, laid_with
+from mmsdk.serve.job import Event, Job, Outcome, Reading, laid_with
 from mmsdk.stages import Clock, Row, device_of, lay_out, legible
 
 __all__ = ["Engine", "Event", "Outcome"]
@@ -134,14 +134,14 @@ class Engine:
 
     def drain(self) -> dict[int, Outcome]:
         """Step until nothing is left to do; the outcomes by number."""
-        texts, ids, ends = dict[int, str](), dict[int, tuple[int, ...]](), dict[int, Finish]()
+        found, outcomes = dict[int, list[Event]](), dict[int, Outcome]()
         while self.busy:
             for event in self.step():
-                texts[event.number] = texts.get(event.number, "") + event.text
-                ids[event.number] = ids.get(event.number, ()) + event.ids
+                events = found.setdefault(event.number, [])
+                events.append(event)
                 if event.finish is not None:
-                    ends[event.number] = event.finish
-        return {number: Outcome(texts[number], ids[number], finish) for number, finish in ends.items()}
+                    outcomes[event.number] = Outcome.of(events, event.finish)
+        return outcomes
 
     def close(self) -> None:
         """End all requests and free everything; the engine can be used again."""
@@ -193,7 +193,7 @@ class Engine:
             told = f"prompt and answer may take {most} tokens, the engine holds {self._pages.blocks.columns * page}"
             return InputError(f"{told}; lower max_tokens, or give it more tokens", item="prompt")
         self._prepared[job.number] = row, keys
-        job.tokens = Tokens(row.visual, row.kept, len(row.embeddings))
+        job.tokens, job.heard = Tokens(row.visual, row.kept, len(row.embeddings)), row.words
         return None
 
     def _begin(self, job: Job) -> bool:

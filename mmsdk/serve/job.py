@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from mmsdk.decoder.spans import Span
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import MmsdkError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.logprobs import Said, likelihoods
 from mmsdk.generate.loop import Reply
 from mmsdk.generate.sampling import Sampler
 from mmsdk.generate.text import Decode, TextStream
@@ -22,14 +24,14 @@ from mmsdk.stages import Question, Row
 
 __all__ = ["Event", "Finish", "Job", "Outcome", "Reading", "laid_with"]
 
-Finish = Literal["stop", "length", "cancelled"] | MmsdkError
+Finish = Literal["stop", "length", "time", "cancelled"] | MmsdkError
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """A request went on: the tokens it gained, the text that these set free, and why it ends here, if it does.
 
-    `tokens` are its counts so far, all 0 where it was never looked at.
+    `tokens` are its counts so far, all 0 where it was never looked at; `logprobs` are those of `ids`, where they were asked for.
     """
 
     number: int
@@ -37,6 +39,7 @@ class Event:
     text: str
     finish: Finish | None = None
     tokens: Tokens = Tokens()
+    logprobs: tuple[Said, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,20 @@ class Outcome:
     text: str
     ids: tuple[int, ...]
     finish: Finish
+    logprobs: tuple[Said, ...] = ()
+
+    @staticmethod
+    def of(events: Sequence[Event], finish: Finish) -> "Outcome":
+        """What was said in so many events."""
+        ids = tuple(token for event in events for token in event.ids)
+        return Outcome("".join(event.text for event in events), ids, finish, tuple(one for event in events for one in event.logprobs))
 
 
 class Job:
-    """A request that an engine has taken. Its sampler and its text go on where they were, however often it is set aside."""
+    """A request that an engine has taken. Its sampler and its text go on where they were, however often it is set aside.
+
+    `heard` are the ids of its prompt's words, known when it has been looked at.
+    """
 
     def __init__(
         self, number: int, question: Question, config: GenerationConfig, tenant: str, decode: Decode, stop_ids: frozenset[int]
@@ -58,28 +71,31 @@ class Job:
         self.question = question
         self.config = config
         self.tenant = tenant
+        self.heard: Sequence[int] = ()
         self.said: list[int] = []
         self.tokens = Tokens()
-        self._reply = Reply(number, config, TextStream(decode, config.stop), stop_ids)
+        self._reply = Reply(number, config, TextStream(decode, config.stop), stop_ids, perf_counter())
         self._sampler: Sampler | None = None
         self._begun = False
 
     def say(self, likeliest: int, logits: Float[Tensor, "1 v"]) -> Event:
         """Take the next token: the likeliest (-1 where the logits are not finite), or a draw. What cannot be drawn ends this request."""
         try:
-            token = likeliest if likeliest < 0 or self.config.temperature == 0 else self._drawn(logits)
+            token = likeliest if likeliest < 0 or self.config.plain else self._chosen(logits)
         except MmsdkError as error:
             return Event(self.number, (), "", error)
-        step = self._reply.push(token)
+        (logprobs,) = likelihoods(logits, torch.tensor([token], device=logits.device), [self.config.logprobs]) if token >= 0 else ((),)
+        step = self._reply.push(token, logprobs)
         self.said.extend(step.ids)
         # Models begin with the space between prompt and answer, which is no part of the answer.
         text = step.text if self._begun else step.text.lstrip()
         self._begun = self._begun or bool(text)
-        return Event(self.number, step.ids, text, step.finish, replace(self.tokens, generated=len(self.said)))
+        tokens = replace(self.tokens, generated=len(self.said))
+        return Event(self.number, step.ids, text, step.finish, tokens, step.logprobs)
 
-    def _drawn(self, logits: Float[Tensor, "1 v"]) -> int:
+    def _chosen(self, logits: Float[Tensor, "1 v"]) -> int:
         if self._sampler is None:
-            self._sampler = Sampler.of([self.config], logits.device)
+            self._sampler = Sampler.of([self.config], logits.device, logits.shape[-1], [self.heard])
         return int(self._sampler(logits))
 
 

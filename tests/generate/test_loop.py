@@ -1,5 +1,6 @@
 """The decoding loop against transformers' own generate, and what it promises about rows, ends and interruptions."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -232,6 +233,25 @@ def test_a_row_that_breaks_on_the_way_keeps_what_it_said() -> None:
     assert isinstance(rows[1].finish, ModelError) and rows[1].ids == theirs(model, PROMPTS[1], 2)
     for place in (0, 2, 3):
         assert rows[place].finish == "length" and rows[place].ids == theirs(model, PROMPTS[place], 8)
+
+
+def test_time_is_looked_at_between_tokens_and_ends_each_row_for_itself() -> None:
+    """Each token costs some time; the row that has none left says one, and the text of both is the beginning of what it would be."""
+    model = tiny()
+
+    def slowly(ids: Sequence[int]) -> str:
+        time.sleep(0.002 * len(ids))
+        return decode(ids)
+
+    decoder, hidden, cache = prefilled(model, PROMPTS[:3])
+    configs = [GenerationConfig(max_tokens=200, max_time=limit) for limit in (0.15, 1e-6, 1e6)]
+    configs[2] = replace(configs[2], max_tokens=4)
+    rows = collect(generate(decoder, hidden, cache, configs, slowly, NO_END), 3)
+    assert [row.finish for row in rows] == ["time", "time", "length"] and len(rows[1].ids) == 1 and 4 < len(rows[0].ids) < 200
+    assert rows[0].ids == theirs(model, PROMPTS[0], len(rows[0].ids))
+    decoder, hidden, cache = prefilled(model, PROMPTS[:1])
+    (late,) = collect(generate(decoder, hidden, cache, configs[:1], decode, NO_END, began=time.perf_counter() - 1), 1)
+    assert late.finish == "time" and len(late.ids) == 1
 
 
 def test_configs_must_be_one_a_row() -> None:

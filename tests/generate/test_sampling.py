@@ -207,6 +207,16 @@ def test_half_precision_logits_are_sampled_in_single(dtype: torch.dtype) -> None
         ("min_p", math.nan),
         ("seed", -1),
         ("stop", ("ok", "")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("repetition_penalty", "1.1"),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", -2.1),
+        ("max_time", 0.0),
+        ("max_time", math.nan),
+        ("logprobs", -1),
+        ("logprobs", True),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

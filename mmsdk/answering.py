@@ -1,0 +1,141 @@
+"""From questions to answers: a batch of them at once, one in pieces, or several answers to one that is read once."""
+
+import dataclasses
+from collections.abc import Generator, Iterator, Sequence
+
+import torch
+
+from mmsdk.answer import Answer, Tokens
+from mmsdk.compress import Compression
+from mmsdk.decoder.quantised import precision
+from mmsdk.errors import InputError, MmsdkError, ModelError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.loop import Generated, Step, collect, generate
+from mmsdk.models.types import VLM
+from mmsdk.recall import Recall
+from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
+
+__all__ = ["Stream", "alone", "answered", "sampled", "streamed"]
+
+
+def answered(
+    vlm: VLM, compression: Compression, items: Sequence[Question], config: GenerationConfig, recall: Recall, first: int = 0
+) -> dict[int, Answer | MmsdkError]:
+    """Answers and errors of rows that run together, by their place in the whole batch, which they are counted in from `first`."""
+    clock = Clock(device_of(vlm))
+    ready = prepare(vlm, compression, items, config.max_tokens, clock, first, recall)
+    rows = list(ready.rows.values())
+    with clock.stage("decode"):
+        texts = [] if ready.context is None else collect(_steps(vlm, rows, ready.context, [config] * len(rows), clock), len(rows))
+    answers = {i: _answer(vlm, row, text, config, clock) for (i, row), text in zip(ready.rows.items(), texts, strict=True)}
+    return {**ready.errors, **answers}
+
+
+def sampled(
+    vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, n: int, together: int
+) -> list[Answer]:
+    """So many answers to one question, whose prompt is read once; those with the seeds `seed`, `seed` + 1, ...
+
+    At most `together` of them are said at one time. Raises what is wrong with the question, and ModelError where scores are not finite.
+    """
+    clock = Clock(device_of(vlm))
+    configs = [dataclasses.replace(config, seed=int(config.seed) + place) for place in range(n)]
+    row, context = _single(vlm, compression, question, config, recall, clock, min(n, together))
+    texts = list[Generated]()
+    with clock.stage("decode"):
+        for first in range(0, n, together):
+            part = configs[first : first + together]
+            rows = torch.zeros(len(part), dtype=torch.int64, device=context.hidden.device)
+            copies = Context(context.hidden[rows], context.cache.select(rows))
+            texts += collect(_steps(vlm, [row] * len(part), copies, part, clock), len(part))
+    return [_sound(_answer(vlm, row, *one, clock)) for one in zip(texts, configs, strict=True)]
+
+
+def streamed(vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall) -> "Stream":
+    """The answer to one question in pieces. Raises what is wrong with the question; only scores that are not finite end it later."""
+    clock = Clock(device_of(vlm))
+    return Stream(_pieces(vlm, *_single(vlm, compression, question, config, recall, clock), config, clock))
+
+
+class Stream(Iterator[str]):
+    """Pieces of an answer, computed as they are asked for. Leaving early costs nothing more."""
+
+    def __init__(self, pieces: Generator[str, None, Answer]) -> None:
+        self._pieces = pieces
+        self._answer: Answer | None = None
+
+    def __next__(self) -> str:
+        try:
+            return next(self._pieces)
+        except StopIteration as end:
+            if end.value is not None:
+                self._answer = end.value
+            raise
+
+    def close(self) -> None:
+        """End it here, and give back what it holds."""
+        self._pieces.close()
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer with its counts and timings; reads what is left of the stream first."""
+        for _ in self:
+            pass
+        if self._answer is None:
+            raise InputError("the stream was interrupted, so there is no whole answer", item="stream")
+        return self._answer
+
+
+def alone(error: MmsdkError) -> MmsdkError:
+    """The error of a single question, which has no place in a batch to name."""
+    return error.at(None) if isinstance(error, InputError) else error
+
+
+def _single(
+    vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, clock: Clock, copies: int = 1
+) -> tuple[Row, Context]:
+    """One question up to its first token. Raises what is wrong with it."""
+    ready = prepare(vlm, compression, [question], config.max_tokens, clock, recall=recall, copies=copies)
+    for error in ready.errors.values():
+        raise alone(error)
+    (row,) = ready.rows.values()
+    assert ready.context is not None, "a row without an error has a context"
+    return row, ready.context
+
+
+def _steps(vlm: VLM, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock) -> Iterator[Step]:
+    words = [row.words for row in rows]
+    return generate(vlm.decoder, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began)
+
+
+def _pieces(vlm: VLM, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
+    said: list[Step] = []
+    steps = _steps(vlm, [row], context, [config], clock)
+    begun = False
+    while True:
+        # only the work is timed, not what the reader does between two pieces
+        with clock.stage("decode"):
+            step = next(steps, None)
+        if step is None:
+            break
+        said.append(step)
+        # models begin with the space between prompt and answer, which is no part of the answer
+        piece = step.text if begun else step.text.lstrip()
+        if piece:
+            begun = True
+            yield piece
+    return _sound(_answer(vlm, row, collect(said, 1)[0], config, clock))
+
+
+def _answer(vlm: VLM, row: Row, text: Generated, config: GenerationConfig, clock: Clock) -> Answer | ModelError:
+    if isinstance(text.finish, ModelError):
+        return text.finish
+    counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids), row.recalled)
+    kind = precision(vlm.decoder)
+    return Answer(text.text.lstrip(), counts, clock.timings, int(config.seed), text.finish, row.sights, kind, text.logprobs)
+
+
+def _sound(answer: Answer | ModelError) -> Answer:
+    if isinstance(answer, ModelError):
+        raise answer
+    return answer
