@@ -5,7 +5,6 @@ The model has no clips of its own: the frames of one stand as one long picture b
 
 from dataclasses import dataclass
 from math import isqrt
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -49,9 +48,9 @@ class _Projector(nn.Module):
         return embeddings
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder).with_text("gemma3_text")
+    found = found.with_text("gemma3_text")
     if found.pictures.flag("do_pan_and_scan", default=False):
         raise ModelError(f"{found.pictures.where}: crops of a picture beside it (do_pan_and_scan) are not supported")
     checkpoint = renamed(found)

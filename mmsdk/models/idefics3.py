@@ -4,8 +4,6 @@ A picture is cut into tiles of the size that SigLIP sees, and looked at once mor
 one token. The family has no clips of its own: the frames of one are seen as whole pictures.
 """
 
-from pathlib import Path
-
 import torch
 
 from mmsdk.models.text import nested_decoder
@@ -17,9 +15,8 @@ from mmsdk.weights.idefics import IMAGE, Pictures, language_of, projector_of, re
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
     checkpoint = renamed(found)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     encoder, views = sight_of(found, checkpoint, dtype, device)

@@ -6,7 +6,6 @@ stands nothing. The frames of a clip are each seen as a whole, and numbered in w
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -29,9 +28,8 @@ from mmsdk.weights.pictures import CLIP, filter_of, levels_of, square_of
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
     checkpoint = renamed(found)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     vit = tower_of(found, checkpoint, "internvl_vision", dtype, device)

@@ -8,7 +8,6 @@ A question is one turn of the checkpoint's own chat template. Where it has none 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError
-from mmsdk.models.text import decoder_of
+from mmsdk.models.text import folder_decoder
 from mmsdk.models.types import Assembled
 from mmsdk.prompt import Slot
 from mmsdk.quant.types import Quantize
@@ -49,15 +48,14 @@ class Blind:
         return InputError("this model reads text only; ask it with [] in the place of pictures", item=item, index=index)
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
-    decoder = decoder_of(found.config, found.checkpoint, dtype, quantize).to(device)
+    decoder = folder_decoder(found, dtype, quantize).to(device)
     tokenizer = found.tokenizer()
-    tokenizer.fit(decoder.config.vocabulary, f"{folder}: the embedding")
+    tokenizer.fit(decoder.config.vocabulary, f"{found.path}: the embedding")
     talk = found.talk
     # what a chat template writes is all there is; around a text as it is stand the ids that the vocabulary asks for
-    template = Template(str(folder), talk or _AS_IT_IS, tokenizer, found.names, plain=True, around=not talk)
+    template = Template(str(found.path), talk or _AS_IT_IS, tokenizer, found.names, plain=True, around=not talk)
     return Assembled(name, Blind(decoder.config.width), _nothing, decoder, template, _stands, found.stop_ids)
 
 

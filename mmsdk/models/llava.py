@@ -4,8 +4,6 @@ A picture is resized by its shorter side, and the middle is cut out; every patch
 clips of its own: the frames of one are seen as pictures, and stand one after another in one place.
 """
 
-from pathlib import Path
-
 import torch
 
 from mmsdk.encoded import Encoded
@@ -24,16 +22,15 @@ from mmsdk.weights.pictures import prepare_of
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
     checkpoint = renamed(found)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     vit = tower_of(found, checkpoint, "clip_vision_model", dtype, device)
     states = states_of(found.config, vit, layer=-2, select="default")
     prepare = prepare_of(found.pictures, vit.config.patch, vit.config.grid * vit.config.patch)
     if prepare.grid((1, 1)) != (vit.config.grid, vit.config.grid):
-        raise ModelError(f"{folder}: its pictures have {prepare.grid((1, 1))} patches, its vision tower {vit.config.grid} a side")
+        raise ModelError(f"{found.path}: its pictures have {prepare.grid((1, 1))} patches, its vision tower {vit.config.grid} a side")
     return Assembled(
         name=name,
         encoder=Encoder(states, prepare, frame_pool=1),

@@ -4,8 +4,6 @@ An overview and the tiles of a canvas (`mmsdk.vision.anyres`) go through CLIP an
 the plane. The family has no clips of its own: the frames of one are seen as overviews.
 """
 
-from pathlib import Path
-
 import torch
 
 from mmsdk.models.text import nested_decoder
@@ -21,9 +19,8 @@ from mmsdk.weights.pictures import CLIP, prepare_of
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
     checkpoint = renamed(found, NEWLINE)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     vit = tower_of(found, checkpoint, "clip_vision_model", dtype, device)

@@ -4,8 +4,6 @@ Pictures are LLaVA-NeXT's: an overview and the tiles of a canvas, a learned vect
 CLIP are averaged over `spatial_pool_stride` x `spatial_pool_stride` patches in front of the projector; nothing stands between frames.
 """
 
-from pathlib import Path
-
 import torch
 
 from mmsdk.errors import ModelError
@@ -22,9 +20,8 @@ from mmsdk.weights.pictures import CLIP, prepare_of
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
     checkpoint = renamed(found, NEWLINE)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     vit = tower_of(found, checkpoint, "clip_vision_model", dtype, device)

@@ -8,7 +8,6 @@ Each picture is looked at in tiles, however many there are in a prompt: as trans
 """
 
 import re
-from pathlib import Path
 
 import torch
 
@@ -27,9 +26,8 @@ from mmsdk.weights.pictures import CLIP, prepare_of
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
     checkpoint = renamed(found, NEWLINE)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     vit = tower_of(found, checkpoint, "siglip_vision_model", dtype, device)

@@ -6,7 +6,6 @@ The model has no clips of its own: the frames of one are seen as pictures, one a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -80,9 +79,9 @@ class PaliGemma:
         return tuple(self.tokenizer.encode(text, begins=begins))
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> PaliGemma:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> PaliGemma:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder).with_text("gemma")
+    found = found.with_text("gemma")
     checkpoint = renamed(found)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize, sees="prompt").to(device)
     vit = tower_of(found, checkpoint, "siglip_vision_model", dtype, device)
@@ -90,7 +89,7 @@ def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quan
     with torch.device("meta"):
         projector = _Projector(vit.config.width, decoder.config.width)
     tokenizer = found.tokenizer()
-    tokenizer.fit(decoder.config.vocabulary, f"{folder}: the embedding")
+    tokenizer.fit(decoder.config.vocabulary, f"{found.path}: the embedding")
     return PaliGemma(
         name=name,
         encoder=Encoder(States(vit), prepare, frame_pool=1),

@@ -5,8 +5,6 @@ which is the same for frames at equal distances; where more steps come in a seco
 here each step has a place of its own.
 """
 
-from pathlib import Path
-
 import torch
 
 from mmsdk.axes import Grid
@@ -25,9 +23,9 @@ from mmsdk.weights.qwen_vl import activation_of, nested, renamed, resize_of, the
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = nested(Folder.of(folder), "qwen2_5_vl_text")
+    found = nested(found, "qwen2_5_vl_text")
     vision = found.config.group("vision_config")
     checkpoint, config = renamed(found), _tower(vision)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)

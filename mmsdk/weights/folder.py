@@ -3,7 +3,7 @@
 | what | read from, the first that is there |
 | --- | --- |
 | settings | `config.json` |
-| tensors | `model.safetensors`, or shards and their index |
+| tensors | `model.safetensors`, or shards and their index; those of the language model a GGUF file, where one is asked for |
 | words | `tokenizer.json`, and names of special tokens in `tokenizer_config.json` |
 | pictures | `image_processor` of `processor_config.json`, `preprocessor_config.json` |
 | clips | `video_processor` of `processor_config.json`, `video_preprocessor_config.json`, as pictures |
@@ -13,7 +13,7 @@
 Nothing of it is run but the template, in a sandbox (`mmsdk.template`); `auto_map` and other references to code are not looked at.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -38,11 +38,32 @@ class Folder:
     path: Path
     config: Fields
     checkpoint: Checkpoint
+    gguf: tuple[Path, ...] = ()
 
     @staticmethod
-    def of(path: Path) -> "Folder":
-        """Open it. Raises WeightsError for files that are missing or damaged, ModelError for settings that are none."""
-        return Folder(path, read_fields(path / "config.json"), open_checkpoint(path))
+    def of(path: Path, gguf_file: str = "") -> "Folder":
+        """Open it, with a GGUF file, in the folder or anywhere, for the tensors of the language model.
+
+        Raises WeightsError for files that are missing or damaged, ModelError for settings that are none.
+        """
+        found = [one for one in (path / gguf_file, Path(gguf_file).expanduser()) if one.is_file()] if gguf_file else []
+        if gguf_file and not found:
+            there = ", ".join(sorted(one.name for one in path.glob("*.gguf"))) or "none"
+            raise WeightsError(f"there is no GGUF file {gguf_file!r}, neither here nor in {path}; there is {there}")
+        # beside it there may be no other tensors
+        bare = found and not any(path.glob("*.safetensors"))
+        return Folder(path, read_fields(path / "config.json"), Checkpoint(path, {}) if bare else open_checkpoint(path), tuple(found[:1]))
+
+    def telling(self, told: Callable[[int], None]) -> "Folder":
+        """The same; it tells how many bytes of tensors have been read so far, as they are."""
+        count = 0
+
+        def read(size: int) -> None:
+            nonlocal count
+            count += size
+            told(count)
+
+        return replace(self, checkpoint=replace(self.checkpoint, advance=read))
 
     def with_text(self, kind: str) -> "Folder":
         """The same, where the settings of the language model say nothing of its family, with this one."""

@@ -28,11 +28,13 @@ from mmsdk.weights.gguf_tokenizer import tokenizer_of
 from mmsdk.weights.names import GGUF, assemble, used
 from mmsdk.weights.rope import stretched
 
-__all__ = ["GGUFSource", "open_gguf", "read_gguf"]
+__all__ = ["GGUFSource", "open_gguf", "open_inner", "read_gguf"]
 
 _ROPE_DIVISORS = "rope_freqs.weight"
 # Which of them store the rows of queries and keys in interleaved rotary order (pairs side by side) instead of halves.
 _INTERLEAVED: Mapping[str, bool] = MappingProxyType({"llama": True, "qwen2": False, "qwen3": False})
+# And of those that are only ever part of a larger model.
+_INNER: Mapping[str, bool] = MappingProxyType({"qwen2vl": False, "qwen3vl": False})
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> tuple[DecoderConfig, dict[str, Tensor], TextTokenizer]:
@@ -48,24 +50,35 @@ def open_gguf(path: Path) -> tuple[DecoderConfig, "GGUFSource", TextTokenizer]:
     for tensors that are missing or left over, or an embedding that has fewer rows than the tokenizer has tokens.
     """
     file = read_file(path)
-    header = _Header(file)
+    config, source = _opened(file, _INTERLEAVED)
+    tokenizer = tokenizer_of(file.metadata)
+    tokenizer.fit(config.vocabulary, f"{path}: the tensor {GGUF.embedding!r}")
+    return config, source, tokenizer
+
+
+def open_inner(path: Path) -> tuple[DecoderConfig, "GGUFSource"]:
+    """The same of the language model within a larger one, whose folder has the tokenizer, and the truth about rotary positions."""
+    return _opened(read_file(path), {**_INTERLEAVED, **_INNER})
+
+
+def _opened(file: GGUFFile, known: Mapping[str, bool]) -> tuple[DecoderConfig, "GGUFSource"]:
+    header = _Header(file, known)
     config = _config(header)
     unknown = sorted(file.tensors.keys() - used(GGUF, config) - {_ROPE_DIVISORS})
     if unknown:
-        raise ModelError(f"{path} holds a tensor {unknown[0]!r} that is not part of a {header.architecture} decoder")
-    tokenizer = tokenizer_of(file.metadata)
-    tokenizer.fit(config.vocabulary, f"{path}: the tensor {GGUF.embedding!r}")
-    return config, GGUFSource(header, config), tokenizer
+        raise ModelError(f"{file.path} holds a tensor {unknown[0]!r} that is not part of a {header.architecture} decoder")
+    return config, GGUFSource(header, config)
 
 
 class _Header:
     """The settings and tensors of one architecture."""
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFFile, known: Mapping[str, bool]) -> None:
         self.file = file
         self.architecture = Fields(str(file.path), file.metadata).text("general.architecture")
-        if self.architecture not in _INTERLEAVED:
-            raise ModelError(f"{file.path} is of the architecture {self.architecture!r}; supported: {', '.join(_INTERLEAVED)}")
+        if self.architecture not in known:
+            raise ModelError(f"{file.path} is of the architecture {self.architecture!r}; supported: {', '.join(known)}")
+        self.interleaved = known[self.architecture]
         prefix = f"{self.architecture}."
         own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
         self.fields = Fields(f"{file.path}: {self.architecture}", own)
@@ -137,7 +150,7 @@ class GGUFSource:
 
     def __init__(self, header: _Header, config: DecoderConfig) -> None:
         self._header = header
-        self._heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if _INTERLEAVED[header.architecture] else {}
+        self._heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if header.interleaved else {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Rows first. Raises ModelError where there is no such tensor."""

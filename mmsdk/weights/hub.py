@@ -12,17 +12,17 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx o
 
 from mmsdk.errors import WeightsError
 
-__all__ = ["SETTINGS", "resolve"]
+__all__ = ["SETTINGS", "WEIGHTS", "resolve"]
 
 SETTINGS = "config.json"
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 _UNWANTED = ["*/*"]
 # How a download fails: over HTTP; by an address or a proxy that cannot be used (InvalidURL, ValueError, ImportError where a proxy needs
 # another package); on the disk; and inside hf_xet, which raises RuntimeError for what is neither network nor disk.
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError, OSError, RuntimeError, XetDownloadError)
 
 
-def resolve(name: str, wanted: Sequence[str] = _WANTED) -> Path:
+def resolve(name: str, wanted: Sequence[str] = WEIGHTS) -> Path:
     """The folder of a model; of one on the hub, the files that match `wanted` are in it, fetched where they are not on this machine.
 
     What was fetched before is used again, also without a network. Raises WeightsError where it cannot be had.

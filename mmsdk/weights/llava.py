@@ -40,8 +40,7 @@ def renamed(folder: Folder, *further: str) -> Checkpoint:
 
 def language_of(checkpoint: Checkpoint) -> Checkpoint:
     """The tensors of the language model, named as those of a text model alone."""
-    model, head = checkpoint.under(_LANGUAGE, "model."), checkpoint.under(_HEAD, _HEAD)
-    return Checkpoint(checkpoint.folder, {**model.files, **head.files}, {**model.stored, **head.stored})
+    return checkpoint.under(_LANGUAGE, "model.").beside(checkpoint.under(_HEAD, _HEAD))
 
 
 def tower_of(folder: Folder, checkpoint: Checkpoint, family: str, dtype: torch.dtype, device: torch.device) -> ViT:

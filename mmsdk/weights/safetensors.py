@@ -3,11 +3,13 @@
 A checkpoint that exists only as pickle (`.bin`, `.pt`) is refused: opening one runs whatever code is in it.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import safetensors
 from torch import Tensor
@@ -15,19 +17,34 @@ from torch import Tensor
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.weights.fields import read_fields
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "open_checkpoint", "open_file"]
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_NAMED = 12
+_BYTES = MappingProxyType({"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2})
+
+
+def _to_nobody(size: int) -> None:
+    """Tells nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a folder by name, each with the open file that holds it; `stored` are the files' own names where they differ."""
+    """The tensors of a folder by name, each with the open file that holds it; `stored` are the files' own names where they differ.
+
+    `advance` is told the bytes of each tensor when it is read.
+    """
 
     folder: Path
     files: Mapping[str, safetensors.safe_open]
     stored: Mapping[str, str] = field(default_factory=dict)
+    advance: Callable[[int], None] = field(default=_to_nobody, compare=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its tensors, by the headers."""
+        slices = [file.get_slice(self.told(name)) for name, file in self.files.items()]
+        return sum(math.prod(one.get_shape()) * _BYTES.get(one.get_dtype(), 1) for one in slices)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Rows first. Raises ModelError where there is no such tensor."""
@@ -47,6 +64,7 @@ class Checkpoint:
             tensor: Tensor = self._file(name).get_tensor(self.told(name))
         except safetensors.SafetensorError as error:
             raise WeightsError(f"{self.folder}: the tensor {self.told(name)!r} cannot be read: {error}") from error
+        self.advance(tensor.nbytes)
         return tensor
 
     def read(self, name: str, out: Tensor) -> None:
@@ -77,6 +95,10 @@ class Checkpoint:
         files = {new: self.files[old] for old, new in names.items()}
         return replace(self, files=files, stored={new: self.told(old) for old, new in names.items()})
 
+    def beside(self, other: "Checkpoint") -> "Checkpoint":
+        """The tensors of both."""
+        return replace(self, files={**self.files, **other.files}, stored={**self.stored, **other.stored})
+
     def only(self, *prefixes: str) -> None:
         """Raises ModelError, naming them, where tensors begin in another way: a family that does not know them cannot run them."""
         unknown = [self.told(name) for name in self.files if not name.startswith(prefixes)]
@@ -104,8 +126,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         return _sharded(folder)
     if not (folder / _SINGLE).is_file():
         raise WeightsError(f"{folder} has no {_SINGLE} and no {_INDEX}{_pickles(folder)}")
-    file = _opened(folder / _SINGLE)
-    return Checkpoint(folder, dict.fromkeys(file.keys(), file))
+    return open_file(folder / _SINGLE)
+
+
+def open_file(path: Path) -> Checkpoint:
+    """Map one safetensors file, of any name. Raises WeightsError where it is damaged or missing."""
+    file = _opened(path)
+    return Checkpoint(path.parent, dict.fromkeys(file.keys(), file))
 
 
 def _by(rules: Sequence[tuple[str, str]], name: str) -> str:

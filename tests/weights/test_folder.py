@@ -1,6 +1,9 @@
 """Folders of checkpoints in the layouts of several years; what is missing, left over or harmful in them is told by name."""
 
+import io
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from mmsdk.apps.checkpoints.sight import SightReplica
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.families import families, open_model
 from mmsdk.prompt import Prompt, Text
+from mmsdk.weights.fetch import while_it_lasts
 from mmsdk.weights.folder import Folder
 
 CPU = torch.device("cpu")
@@ -115,8 +119,49 @@ def test_an_unknown_architecture_says_what_is_supported(copy: Path) -> None:
     with pytest.raises(ModelError, match="some_new_model") as error:
         opened(copy)
     assert all(name in str(error.value) for name in ("llava_onevision", "qwen2", "smolvlm")) and "language" not in families()
+    told = str(error.value).partition("supported: ")[2].split(", ")
+    assert "gemma3_text" in told and not {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "deepseek_v4"} & set(told)
     with pytest.raises(ModelError, match="of a supported family: "):
         open_model("llava", torch.float32, CPU)
+    change(copy / "config.json", model_type="deepseek_v4")
+    with pytest.raises(ModelError, match=r"deepseek_v4.*no pipeline runs; mmsdk\.models\.text\.deepseek_v4\.read_decoder"):
+        opened(copy)
+
+
+def test_progress_is_told_from_the_first_tensor_to_the_last(tmp_path: Path) -> None:
+    SightReplica.write("llava", tmp_path, shard="100KB")
+    told = list[tuple[str, int]]()
+
+    @contextmanager
+    def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+        told.append((title, total))
+        yield lambda done: told.append(("", done))
+
+    open_model(str(tmp_path), torch.float32, CPU, progress=progress)
+    (title, total), *steps = told
+    done = [count for _, count in steps]
+    assert title == f"loading {tmp_path}" and len(done) > 20 and done == sorted(done)
+    # what no part reads is the vision tower's head alone
+    assert (
+        0.95 * total
+        <= done[-1]
+        <= total
+        == sum(tensor.nbytes for path in tmp_path.glob("*.safetensors") for tensor in load_file(path).values())
+    )
+
+
+def test_a_bar_is_for_terminals_and_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stderr, shown in ((io.StringIO(), False), (Terminal(), True), (None, False)):
+        monkeypatch.setattr("sys.stderr", stderr)
+        with while_it_lasts("loading it", 1000) as advance:
+            advance(500)
+        text = stderr.getvalue() if stderr else ""
+        assert ("loading it" in text) == shown
+        assert not shown or text.endswith("\r")
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,20 @@ from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.block_scaled import SCALES, BlockScaled, block_of
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.folder import Folder
-from mmsdk.weights.names import HUGGINGFACE, Naming, used
+from mmsdk.weights.gguf import open_inner
+from mmsdk.weights.names import GGUF, HUGGINGFACE, Naming, used
 from mmsdk.weights.quantised import gguf_decoder, put_together
 from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
-__all__ = ["decoder_of", "load_decoder", "nested_decoder", "read_config", "read_decoder"]
+__all__ = ["INNER", "OWN", "alone", "decoder_of", "folder_decoder", "load_decoder", "nested_decoder", "read_config", "read_decoder"]
 
 PACKAGE = "mmsdk.models.text"
+
+INNER = ("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text")
+"""Language models that are parts of larger ones and never stand alone."""
+
+OWN = ("deepseek_v4",)
+"""Those with a decoder and a memory of their own, which their modules read and no pipeline runs."""
 
 
 @runtime_checkable
@@ -43,6 +50,11 @@ class Family(Protocol):
     def decoder_config(self, fields: Fields) -> DecoderConfig:
         """The decoder's config from the checkpoint's own settings; ModelError for what is not supported."""
         ...
+
+
+def alone() -> list[str]:
+    """The families that can be asked by themselves."""
+    return [name for name in plugins.available(PACKAGE) if name not in (*INNER, *OWN)]
 
 
 def load_decoder(path: Path, dtype: torch.dtype, quantize: Quantize = "none") -> tuple[Decoder, TextTokenizer]:
@@ -80,19 +92,41 @@ def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quant
     return put_together(names, config, BlockScaled(checkpoint, block_of(fields)) if scaled else checkpoint, dtype, quantize)
 
 
+def folder_decoder(folder: Folder, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
+    """The decoder of a folder that holds nothing else, from its GGUF file where it comes with one."""
+    for path in folder.gguf:
+        return _from_gguf(path, folder.config, dtype, quantize, "before")
+    return decoder_of(folder.config, folder.checkpoint, dtype, quantize)
+
+
 def nested_decoder(
     folder: Folder, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none", sees: Sees = "before"
 ) -> Decoder:
     """The decoder within a larger model, by the `text_config` of its settings; its tensors are named as in `decoder_of`.
 
     Checkpoints say in several places, and not always truly, whether the head is tied to the embedding: it is where none is stored, unless
-    all of them deny it.
+    all of them deny it. Where the folder comes with a GGUF file, the tensors are that file's, and those here are not looked at.
     """
     text, stated = folder.config.group("text_config"), "tie_word_embeddings"
+    for path in folder.gguf:
+        return _from_gguf(path, Fields(text.where, {"model_type": "llama", **text.values}), dtype, quantize, sees)
     told = [one.flag(stated) for one in (text, folder.config) if one.has(stated)]
     tied = HUGGINGFACE.head not in checkpoint.files and (any(told) or not told)
     values = {"model_type": "llama", **text.values, stated: tied}
     return decoder_of(Fields(text.where, values), checkpoint, dtype, quantize, sees)
+
+
+def _from_gguf(path: Path, fields: Fields, dtype: torch.dtype, quantize: Quantize, sees: Sees) -> Decoder:
+    """The decoder of these settings from the tensors of a GGUF file, which must be of the same sizes."""
+    told, (held, source) = read_config(fields), open_inner(path)
+    for name in ("width", "layers", "heads", "kv_heads", "head_dim", "inner", "qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
+        if getattr(held, name) != getattr(told, name):
+            raise ModelError(f"{path}: its {name} is {getattr(held, name)}, {fields.where} says {getattr(told, name)}")
+    if _family(fields).names is not HUGGINGFACE:
+        raise ModelError(f"{path}: a {fields.text('model_type')} has tensors that are not read from GGUF files")
+    # rows of the vocabulary may be padded otherwise, and a file that has no head has it tied
+    config = replace(told, vocabulary=held.vocabulary, tied=held.tied, sees=sees)
+    return put_together(GGUF, config, source, dtype, quantize, source.int4)
 
 
 def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") -> Decoder:
@@ -103,7 +137,7 @@ def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") 
 def _family(fields: Fields) -> Family:
     kind = fields.text("model_type")
     if kind not in plugins.available(PACKAGE):
-        raise ModelError(f"{fields.where}: the family {kind!r} is not supported; supported: {', '.join(plugins.available(PACKAGE))}")
+        raise ModelError(f"{fields.where}: the family {kind!r} is not supported; supported: {', '.join(alone())}")
     family = plugins.find(PACKAGE, kind)
     if not isinstance(family, Family):
         raise ModelError(f"{fields.where}: the family {kind!r} has a decoder and a memory of its own; take {PACKAGE}.{kind}.read_decoder")
