@@ -1,0 +1,109 @@
+"""The adapters of a pipeline: loaded by name, chosen by each request, one alone or several by weight.
+
+    pipe.load_adapter("path/to/adapter", name="style")
+    pipe("photo.jpg", "What is it?", adapter="style")
+    pipe("photo.jpg", "What is it?", adapter={"style": 1.0, "domain": 0.5})
+    pipe([("a.jpg", "What?"), ("b.jpg", "What?")], adapter=["style", ""])      # each row its own; "" is the model as it is
+
+What was remembered of a prompt holds for the adapters that it was read with and for no others (`Worn.key`).
+"""
+
+import difflib
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from mmsdk.decoder.adapted import Adapter, Stack, wear
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import InputError
+from mmsdk.kv.prefix import digest
+from mmsdk.vision.values import real, shown
+from mmsdk.weights.hub import resolve
+from mmsdk.weights.peft import CONFIG, TENSORS, read_adapter
+
+__all__ = ["AdapterSpec", "Adapters", "Worn"]
+
+AdapterSpec = str | Mapping[str, int | float]
+"""An adapter by its name, or several, each with its weight; "" and {} are the model as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worn:
+    """The adapters of each row of a batch, by its place; without any entry no row has any. `mark` tells what they are worn over."""
+
+    stacks: tuple[Stack, ...] = ()
+    mark: bytes = b""
+
+    def decoder(self, plain: Decoder, rows: Sequence[int]) -> Decoder:
+        """The decoder for these rows, in their order; `plain` itself where none of them has an adapter."""
+        return wear(plain, [self.stacks[row] for row in rows]) if self.stacks else plain
+
+    def key(self, row: int) -> bytes:
+        """What the memory of a row's prompt hangs on, besides the prompt: nothing for the model as it is."""
+        stack = self.stacks[row] if self.stacks else ()
+        told = [part for adapter, weight in stack for part in (adapter.key, repr(weight).encode())]
+        return digest(self.mark, *told) if told else self.mark
+
+
+@dataclass(slots=True)
+class Adapters:
+    """Adapters by name, for one decoder. Loading one changes nothing for calls that are under way."""
+
+    mark: bytes = b""
+    _known: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are loaded, in their order."""
+        return tuple(self._known)
+
+    def load(self, path: str | Path, name: str, decoder: Decoder) -> None:
+        """Read an adapter from a folder, or "org/name" on the hub, and know it by `name`, in the place of one that had it before.
+
+        Raises InputError for a name that cannot be, WeightsError and ModelError as `mmsdk.weights.peft.read_adapter` does.
+        """
+        if not isinstance(name, str) or not name.strip() or len(name) > 200:
+            raise InputError(f"{shown(name)} is no name for an adapter", item="adapter")
+        folder = resolve(str(path), [CONFIG, TENSORS])
+        adapter = Adapter(name, secrets.token_bytes(16), MappingProxyType(read_adapter(folder, decoder)))
+        self._known = MappingProxyType({**self._known, name: adapter})
+
+    def unload(self, name: str) -> None:
+        """Forget one; answers under way keep it to their end. Raises InputError for a name that is not known."""
+        self._find(name)
+        self._known = MappingProxyType({known: adapter for known, adapter in self._known.items() if known != name})
+
+    def worn(self, spec: AdapterSpec | Sequence[AdapterSpec], rows: int) -> Worn:
+        """What so many rows wear: all the same, or a list of what each does. Raises InputError, naming the item, for what cannot be."""
+        alike = isinstance(spec, str | Mapping)
+        each = [spec] * rows if isinstance(spec, str | Mapping) else list(spec)
+        if len(each) != rows:
+            raise InputError(f"it names {len(each)} for {rows} rows; name one for each, or one for all", item="adapter")
+        stacks = [self.stack(each[0])] * rows if alike and rows else [self.stack(one) for one in each]
+        return Worn(tuple(stacks) if any(stacks) else (), self.mark)
+
+    def stack(self, spec: AdapterSpec) -> Stack:
+        """Adapters by their names. Raises InputError for a name that is not known, a weight that is no number, and a weighted DoRA."""
+        if not isinstance(spec, str | Mapping):
+            raise InputError(f'{shown(spec)} names no adapter; write "a", or {{"a": 1.0, "b": 0.5}}', item="adapter")
+        weights = {spec: 1.0} if isinstance(spec, str) and spec else {} if isinstance(spec, str) else spec
+        found = [(self._find(name), real(weight)) for name, weight in weights.items()]
+        for adapter, weight in found:
+            if not math.isfinite(weight):
+                raise InputError(f"{shown(weights[adapter.name])} is no weight for {adapter.name!r}", item="adapter")
+            if weight != 1 and any(update.factor for update in adapter.updates.values()):
+                raise InputError(
+                    f"{adapter.name!r} is a DoRA adapter, which is taken whole: its weight is 1, not {weight:g}", item="adapter"
+                )
+        return tuple(found)
+
+    def _find(self, name: object) -> Adapter:
+        if isinstance(name, str) and name in self._known:
+            return self._known[name]
+        close = difflib.get_close_matches(name, self._known, n=1) if isinstance(name, str) else []
+        there = f"there is {', '.join(self._known) or 'none'}: pipe.load_adapter(path, name) adds one"
+        there = f"did you mean {close[0]!r}?" if close else there
+        raise InputError(f"no adapter {shown(name)} is loaded; {there}", item="adapter")
