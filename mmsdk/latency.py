@@ -22,12 +22,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from mmsdk.cache import cache_folder
 from mmsdk.decoder.prefill import Laid, prefilled
 from mmsdk.decoder.spans import Span
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.models.types import VLM
 from mmsdk.vision.types import VisualTokens
-from mmsdk.weights.cache import cache_folder, locked
+from mmsdk.weights.cache import locked
 
 __all__ = ["Latency", "latency_file", "latency_of", "measure"]
 

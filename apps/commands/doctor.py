@@ -14,10 +14,10 @@ import torch
 from mmsdk.apps.console import Cell, line_width, table
 from mmsdk.apps.report import hardware, versions
 from mmsdk.apps.train_mini.needs import compiler, osmesa
+from mmsdk.cache import cache_folder
 from mmsdk.errors import WeightsError
 from mmsdk.precision import native_bfloat16, resolve_dtype
 from mmsdk.weights.bundle import adapter_path, available
-from mmsdk.weights.cache import cache_folder
 
 __all__ = ["run"]
 

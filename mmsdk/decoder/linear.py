@@ -5,6 +5,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmsdk.kernels.cpu import matrix as native
+from mmsdk.kernels.cpu.layer import FEW
+from mmsdk.kernels.cpu.library import library
+from mmsdk.kernels.cpu.matrix import wide
+
 __all__ = ["Linear", "product"]
 
 # Up to here the weight is the larger operand by far. Measured with AMX: 64 rows take 0.22 ms so and 0.37 otherwise, of 3,072 outputs.
@@ -15,15 +20,19 @@ def product(x: Float[Tensor, "*m k"], weight: Float[Tensor, "n k"], bias: Float[
     """x times the transposed weight, plus the bias.
 
     A few rows in bfloat16 on the processor (a decode step) leave the weight where it lies and read it once: torch's product would bring
-    every weight into another layout first, which costs more than the product. One row is a matrix-vector product; several are the small
-    operand of the transposed one, whose result is transposed back as a view. All sum in float32, so that a row alone and the same row
-    among others agree to within rounding, not necessarily to the bit.
+    every weight into another layout first, which costs more than the product. Very few rows go to the C++ of `mmsdk.kernels.cpu`, where
+    there is one; else one row is a matrix-vector product, and several are the small operand of the transposed one, whose result is
+    transposed back as a view. All sum in float32, so that a row alone and the same row among others agree to within rounding, not
+    necessarily to the bit.
     """
     few = x.numel() <= _FEW * weight.shape[1]
     if not few or x.dtype != torch.bfloat16 or x.device.type != "cpu" or weight.dtype != x.dtype:
         return F.linear(x, weight, bias)
-    one = x.numel() == weight.shape[1]
-    found = torch.mv(weight, x.reshape(-1)) if one else F.linear(weight, x.reshape(-1, weight.shape[1])).T
+    rows = x.reshape(-1, weight.shape[1])
+    if len(rows) <= FEW and not torch.is_grad_enabled() and library().functions is not None:
+        found = native.product(wide(weight.detach()), rows).to(x.dtype)
+    else:
+        found = torch.mv(weight, rows[0])[None] if len(rows) == 1 else F.linear(weight, rows).T
     return (found if bias is None else found + bias).view(*x.shape[:-1], -1)
 
 

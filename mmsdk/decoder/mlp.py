@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmsdk.decoder.linear import Linear
+from mmsdk.kernels.cpu import rows
 
 __all__ = ["Activation", "GatedMLP"]
 
@@ -30,10 +31,16 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up = Linear(width, 2 * inner, bias=bias)
         self.down = Linear(inner, width, bias=bias)
+        self.kind: Activation = activation
         self.activation = _FUNCTIONS[activation]
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """Width d in, width d out."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        down: Tensor = self.down(self.activation(gate) * up)
+        both = self.gate_up(x)
+        if rows.here(both):
+            inner = rows.gated(both, self.kind == "gelu_tanh")
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            inner = self.activation(gate) * up
+        down: Tensor = self.down(inner)
         return down

@@ -9,6 +9,7 @@ others.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmsdk.attention.dense import Dense
-from mmsdk.attention.mask import Mask, Masks
+from mmsdk.attention.mask import Masks
 from mmsdk.attention.mla import Latent
 from mmsdk.attention.types import Attention
 from mmsdk.decoder.config import DecoderConfig
@@ -27,10 +28,11 @@ from mmsdk.decoder.moe import MixedMLP, Mixture
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation, Unscaled
 from mmsdk.errors import ModelError
+from mmsdk.kernels.cpu import rows
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
 
-__all__ = ["Decoder", "DecoderConfig", "Layer", "LayerAttention", "SelfAttention"]
+__all__ = ["Decoder", "DecoderConfig", "Express", "Layer", "LayerAttention", "NoShortcut", "SelfAttention", "Shortcut"]
 
 _DENSE = Dense()
 
@@ -48,6 +50,48 @@ class LayerAttention(Protocol):
     ) -> tuple[Float[Tensor, "b h s w"], Float[Tensor, "b g s w"], Float[Tensor, "b g s e"]]:
         """Queries, and what the cache holds as keys and as values: softmax(q k^T / sqrt(w)) are the weights of attention to everything."""
         ...
+
+
+@runtime_checkable
+class Shortcut(Protocol):
+    """Another way through a whole layer, for the inputs that it takes."""
+
+    def takes(self, x: Float[Tensor, "b s d"]) -> bool:
+        """Whether this is such an input."""
+        ...
+
+    def __call__(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
+        """As the layer."""
+        ...
+
+
+@runtime_checkable
+class Express(Protocol):
+    """Another way through several layers at once: the stream after them and before the last of them, or nothing where it takes not all."""
+
+    def __call__(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range
+    ) -> tuple[Float[Tensor, "b s d"], ...]:
+        """The cache has made room for the tokens, which are one a row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoShortcut:
+    """Takes nothing."""
+
+    def takes(self, x: Float[Tensor, "b s d"]) -> bool:
+        """Never."""
+        return False
+
+    def __call__(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
+        """Nobody is sent here."""
+        raise AssertionError("it takes nothing")
+
+
+def no_express(x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s d"], ...]:
+    """Takes nothing."""
+    return ()
 
 
 class SelfAttention(nn.Module):
@@ -69,8 +113,7 @@ class SelfAttention(nn.Module):
         b, s, _ = x.shape
         query, key, value = self.project(x, rotation)
         view = cache.append(layer, key, value)
-        mask: Mask = masks.of(view)
-        seen = self.core(query, view, mask)
+        seen = self.core(query, view, masks.of(view))
         out: Tensor = self.o(seen.transpose(1, 2).reshape(b, s, -1))
         return out
 
@@ -78,7 +121,13 @@ class SelfAttention(nn.Module):
         self, x: Float[Tensor, "b s d"], rotation: Rotation
     ) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b g s e"], Float[Tensor, "b g s e"]]:
         """Queries and keys, turned to their positions, and values of the normalised stream."""
-        heads = self.qkv(x).contiguous().view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        side_by_side = self.qkv(x).contiguous().view(*x.shape[:2], -1, self.head_dim)
+        heads = side_by_side.transpose(1, 2)
+        if not self.normed and rows.here(x) and rotation.cos.dtype == x.dtype:
+            cos, sin = (part.expand(len(x), 1, -1, -1)[:, 0] for part in (rotation.cos, rotation.sin))
+            both = rows.turned(side_by_side, self.heads + self.kv_heads, cos, sin)
+            query, key = both.split((self.heads, self.kv_heads), dim=1)
+            return query if self.query_scale == 1 else query * self.query_scale, key, heads[:, -self.kv_heads :]
         turned, value = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.normed:
             query, key = turned.split((self.heads, self.kv_heads), dim=1)
@@ -96,11 +145,14 @@ class Layer(nn.Module):
         self.attention = _attention(config, core)
         self.norm2 = _norm(config)
         self.mlp = _feed_forward(config, index)
+        self.shortcut: Shortcut = NoShortcut()
         self.post1: nn.Module = _norm(config) if config.post_norms else nn.Identity()
         self.post2: nn.Module = _norm(config) if config.post_norms else nn.Identity()
 
     def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
         """One layer of the residual stream."""
+        if self.shortcut.takes(x):
+            return self.shortcut(x, rotation, cache, layer, masks)
         x = x + self.post1(self.attention(self.norm1(x), rotation, cache, layer, masks))
         out: Tensor = x + self.post2(self.mlp(self.norm2(x)))
         return out
@@ -131,6 +183,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, core, index) for index in range(config.layers))
         self.norm = _norm(config)
         self.head: nn.Module = nn.Identity() if config.tied else Linear(config.width, config.vocabulary, bias=False)
+        self.express: Express = no_express
         self._rope = Rope(config.rotated, config.rope_theta, config.rope_scaling, config.rope_sections)
         self._local_rope = Rope(config.rotated, config.local.theta, Unscaled(), config.rope_sections)
 
@@ -206,6 +259,10 @@ class Decoder(nn.Module):
         ways = [(self.rotation(at, x.dtype), Masks(positions, x.dtype, mask, reach))]
         if local.layers:
             ways.append((self._local_rope(at, x.dtype), Masks(positions, x.dtype, mask, reach, local.window)))
+        elif x.shape[1] == 1 and mask is None and not reach and not deep:
+            taken = self.express(x, ways[0][0], cache, layers)
+            if taken:
+                return taken[0], taken[1]
         for index in layers:
             rotation, masks = ways[index in local.layers]
             before, x = x, self.layers[index](x, rotation, cache, index, masks)

@@ -119,6 +119,17 @@ class DenseCache:
         keys, values = self._keys[layer][:, :, : slots.count], self._values[layer][:, :, : slots.count]
         return LayerView(keys, values, slots.positions, slots.valid, slots.lengths, slots.ordered)
 
+    def evenly(self, layers: range) -> tuple[list[Tensor], list[Tensor], int]:
+        """The memory of keys and of values of these layers [b g c d], and how many entries of each row are filled.
+
+        That is 0 unless all these layers hold the same tokens, in order and without padding. Whoever asks after `advance` may write the
+        last entries in the place of `append`.
+        """
+        slots = self._slots[layers.start]
+        even = slots.ordered and all(self._slots[layer] is slots for layer in layers)
+        ends = slice(layers.start, layers.stop)
+        return self._keys[ends], self._values[ends], slots.count if even else 0
+
     def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
         """Keep only these entries of a layer, in this (ascending) order; the slots of the others are filled again."""
         left, kept = self.view(layer).picked(index), index.shape[1]

@@ -5,7 +5,7 @@
 The scale is the greatest magnitude of the row over 127, rounded to bfloat16 before the codes are chosen; rounding is to nearest (common
 knowledge, not a paper's). A vocabulary's matrix is stored like this under every scheme: it serves both ends of a tied model at once.
 
-`Int8` is the matrix as numbers, and called it is the reference, in float32. `Int8Linear` takes the same product with torch's own kernel.
+`Int8` is the matrix as numbers, and called it is the reference, in float32. `Int8Linear` takes the same product with a kernel.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,10 @@ from jaxtyping import Float, Int
 from jaxtyping import Int8 as Bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from mmsdk.kernels.cpu.layer import FEW
+from mmsdk.kernels.cpu.library import library
+from mmsdk.kernels.cpu.matrix import Matrix, int8, product
 
 __all__ = ["Int8", "Int8Embedding", "Int8Linear"]
 
@@ -57,8 +61,9 @@ class Int8:
 class Int8Linear(nn.Module):
     """A linear layer on an `Int8`, on the processor.
 
-    A few rows (a decode step) go to torch's `_weight_int8pack_mm`, which reads a byte a weight and sums in float32. For x86 torch has
-    vector code of it for bfloat16 alone, so that is what it is given, whatever x is. Many rows (a prompt) are multiplied by the weights
+    A few rows (a decode step) go to a kernel that reads a byte a weight and sums in float32: that of `mmsdk.kernels.cpu` where there is
+    one and the rows are very few, else torch's `_weight_int8pack_mm`. For x86 it has vector code for bfloat16 alone, so that is what both
+    are given, whatever x is. Many rows (a prompt) are multiplied by the weights
     written out in the dtype of x.
     """
 
@@ -83,9 +88,21 @@ class Int8Linear(nn.Module):
 
     def _streamed(self, x: Float[Tensor, "m i"]) -> Float[Tensor, "m o"]:
         rows = F.pad(x.bfloat16(), (0, self.tail)) if self.tail else x.bfloat16().contiguous()
+        matrix = self._plain() if len(rows) <= FEW else None
+        if matrix is not None:
+            return product(matrix, rows).to(x.dtype)
         if rows.data_ptr() % _ALIGNED:
             rows = rows.clone()
         return torch._weight_int8pack_mm(rows, self.codes, self.scales.view(torch.bfloat16)).to(x.dtype)
+
+    def native(self) -> Matrix | None:
+        """The matrix as the C++ takes it, with its bias; none where it cannot."""
+        if self.tail or (self.bias is not None and self.bias.dtype != torch.bfloat16):
+            return None
+        return self._plain(None if self.bias is None else self.bias.detach())
+
+    def _plain(self, bias: Tensor | None = None) -> Matrix | None:
+        return None if library().functions is None else int8(self.codes, self.scales.view(torch.bfloat16), bias)
 
     def rows(self, which: slice | Int[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
         """Rows of the matrix as numbers, rounded once."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmsdk.errors import WeightsError
+from mmsdk.cache import cache_folder
 from mmsdk.weights import cache
 from mmsdk.weights.fetch import Package, Progress, bar, download, extract
 
@@ -33,7 +34,7 @@ class Artefact:
     @property
     def folder(self) -> Path:
         """Where it lives in the cache, whether it is there or not."""
-        return cache.cache_folder() / "weights" / f"{self.package.name}-{self.package.version}"
+        return cache_folder() / "weights" / f"{self.package.name}-{self.package.version}"
 
 
 def ensure(item: Artefact, progress: Progress = bar) -> Path:

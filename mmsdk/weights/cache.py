@@ -1,4 +1,4 @@
-"""The folder where fetched weights live, and how a file gets in there whole or not at all.
+"""Where fetched weights live in the cache folder, and how a file gets in there whole or not at all.
 
 Layout: `<cache>/weights/<artefact>/` holds the files of one artefact, `<artefact>.checked` the record of its last full check,
 `<artefact>.lock` the lock between processes, `.staging-<artefact>` what is being fetched just now.
@@ -7,42 +7,16 @@ Layout: `<cache>/weights/<artefact>/` holds the files of one artefact, `<artefac
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
 
+from mmsdk.cache import SETTING
 from mmsdk.errors import WeightsError
 
-__all__ = ["cache_folder", "digest", "forget", "is_recorded", "listing", "locked", "place", "record", "staging"]
-
-SETTING = "MMSDK_CACHE"
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for mmsdk, not created here.
-
-    The setting MMSDK_CACHE names it outright; without it, it is the platform's own place: `$XDG_CACHE_HOME/mmsdk` or
-    `~/.cache/mmsdk` on Linux, `~/Library/Caches/mmsdk` on macOS, `%LOCALAPPDATA%\\mmsdk\\Cache` on Windows.
-    Raises WeightsError where the user has no home folder.
-    """
-    chosen = os.environ.get(SETTING)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise WeightsError(f"no home folder for the cache of weights: set {SETTING} to a folder that you can write") from error
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "mmsdk"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "mmsdk" / "Cache"
-    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG base directory specification asks to ignore a relative path.
-    return (xdg if xdg.is_absolute() else home / ".cache") / "mmsdk"
-
+__all__ = ["digest", "forget", "is_recorded", "listing", "locked", "place", "record", "staging"]
 
 def listing(folder: Path) -> list[Path]:
     """The files under a folder, in the order of their POSIX paths (the order that `digest` hashes them in)."""

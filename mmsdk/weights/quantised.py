@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.native import hasten
 from mmsdk.decoder.quantised import place, rounded, scheme_of
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.quant.int4 import Int4
@@ -63,6 +64,7 @@ def put_together(
         scheme = schemes[ours]
         if scheme != "none":
             place(decoder, ours, _matrix(source, theirs, scheme, codes))
+    hasten(decoder)
     return decoder
 
 

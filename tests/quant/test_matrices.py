@@ -60,7 +60,8 @@ def test_casting_the_model_leaves_the_scales_alone() -> None:
     x = torch.randn(2, 64).bfloat16()
     for linear in (Int4Linear(four, None), Int8Linear(eight, None)):
         before = linear(x)
-        assert torch.equal(linear.half().float()(x), before) and torch.equal(linear.double()(x.double()), before.double())
+        assert torch.equal(linear.half().float()(x), before)
+        close(linear.double()(x.double()), before.double())
 
 
 def test_many_rows_and_few_agree() -> None:

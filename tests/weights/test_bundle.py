@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mmsdk.cache import cache_folder
 from mmsdk.errors import WeightsError
 from mmsdk.weights import available, bundle, cache, pull, verify
 
@@ -98,7 +99,7 @@ def test_the_cache_is_where_the_platform_keeps_caches(
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert cache.cache_folder() == tmp_path / expected
+    assert cache_folder() == tmp_path / expected
 
 
 def test_the_digest_of_many_files_is_what_sha256sum_says(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.decoder.native import hasten
 from mmsdk.decoder.quantised import quantise
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
@@ -80,11 +81,13 @@ def load_parts(parts: Bundle, dtype: torch.dtype, device: torch.device, name: st
         if tokenizer.special(marker) != expected:
             raise ModelError(f"{parts.language}: {marker} is token {tokenizer.special(marker)}, mini was trained with {expected}")
     backbone = _backbone(vit_from_onnx(parts.encoder).to(device, dtype), adapter)
+    decoder = decoder.to(device, dtype)
+    hasten(decoder)
     return Mini(
         name=name,
         encoder=Encoder(backbone, Preprocess()),
         projector=_projector(adapter, backbone.width, decoder.config.width).to(device, dtype),
-        decoder=decoder.to(device, dtype),
+        decoder=decoder,
         tokenizer=tokenizer,
         context=decoder.config.context,
     )

@@ -1,0 +1,514 @@
+// A decoder layer for the newest token of a few rows, on a processor with AVX-512 BF16: every weight is read once, nothing else counts.
+//
+// project: x -> norm -> q k v, q and k turned.    attend: q over keys and values.    finish: o, residual, norm, gated MLP, residual.
+//
+// Sums are float32, and go in the same order for a row alone as for one among others, so that both give the same bits. Letters: m rows of
+// x, n rows of a matrix, k columns, d the width of a head, t cached tokens.
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+using bf16 = uint16_t;
+using floats = std::vector<float>;
+
+namespace {
+
+enum Kind : long { WIDE, INT8, INT4 };
+constexpr long TILE = 16, BLOCK = 8, TOGETHER = 4, CHUNK = 256;
+
+}  // namespace
+
+// INT8: codes [n, k] with k a multiple of 16, scales [n]. INT4: codes [n/16, k/8, 16, 4 bytes]: a row's 32 bits hold columns 0 2 4 6 in
+// the lower half and 1 3 5 7 in the upper, from the lowest four bits up; scales [n/16, k/group, 16, 2], scale and zero.
+struct Matrix {
+    long kind, rows, columns, group;
+    const void *weights;
+    const bf16 *scales, *bias;
+};
+
+struct Layer {
+    Matrix qkv, o, gate_up, down;
+    const bf16 *norm1, *norm2, *q_norm, *k_norm;
+    float eps, query_scale;
+    long width, heads, kv_heads, head_dim, inner, gelu;
+};
+
+namespace {
+
+__m512 wide(__m256i halves) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)); }
+__m512 wide(const bf16 *p) { return wide(_mm256_loadu_si256((const __m256i *)p)); }
+float wide(bf16 one) {
+    uint32_t bits = (uint32_t)one << 16;
+    float out;
+    __builtin_memcpy(&out, &bits, 4);
+    return out;
+}
+bf16 narrow(float one) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &one, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+__mmask16 live(long left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
+__m512 wide(__mmask16 lanes, const bf16 *p) { return wide(_mm256_maskz_loadu_epi16(lanes, p)); }
+void narrow(__mmask16 lanes, __m512 from, bf16 *to) { _mm256_mask_storeu_epi16(to, lanes, (__m256i)_mm512_cvtneps_pbh(from)); }
+void narrow(const float *from, bf16 *to, long n) {
+    for (long i = 0; i < n; i += 16) narrow(live(n - i), _mm512_maskz_loadu_ps(live(n - i), from + i), to + i);
+}
+__m512bh pair(__m512i bits) { return (__m512bh)bits; }
+
+__m512 exponential(__m512 x) {
+    // 2^n * 2^f, f in [-1/2, 1/2], a polynomial of degree 6 for the latter: within two units in the last place.
+    x = _mm512_mul_ps(_mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.7f)), _mm512_set1_ps(1.44269504f));
+    __m512 n = _mm512_roundscale_ps(x, 0), f = _mm512_sub_ps(x, n), y = _mm512_set1_ps(1.535336188e-4f);
+    for (float c : {1.339887440e-3f, 9.618437357e-3f, 5.550332548e-2f, 2.402264791e-1f, 6.931472028e-1f, 1.f})
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(c));
+    return _mm512_scalef_ps(y, n);
+}
+
+// Rows of x as the kernels read them: bfloat16 padded with zeros, and what some kinds of matrix need besides.
+struct Rows {
+    long m, stride;
+    std::vector<bf16> x;
+    floats wide, sums;
+    Rows(const float *from, long m, long k, const Matrix &a) : m(m), stride((k + 255) / 256 * 256), x(m * stride) {
+        for (long i = 0; i < m; i++) narrow(from + i * k, &x[i * stride], k);
+        look(a);
+    }
+    Rows(const bf16 *from, long m, long k, const Matrix &a) : m(m), stride((k + 255) / 256 * 256), x(m * stride) {
+        for (long i = 0; i < m; i++) std::copy_n(from + i * k, k, &x[i * stride]);
+        look(a);
+    }
+    void look(const Matrix &a) {
+        if (a.kind == INT8) {
+            wide.resize(m * stride);
+            for (long i = 0; i < m * stride; i++) wide[i] = ::wide(x[i]);
+        }
+        if (a.kind == INT4) {
+            long groups = (a.columns + a.group - 1) / a.group;
+            sums.resize(m * groups);
+            for (long i = 0; i < m; i++)
+                for (long g = 0; g < groups; g++) {
+                    __m512 sum = _mm512_setzero_ps();
+                    for (long c = g * a.group; c < (g + 1) * a.group; c += 16) sum = _mm512_add_ps(sum, ::wide(&x[i * stride + c]));
+                    sums[i * groups + g] = _mm512_reduce_add_ps(sum);
+                }
+        }
+    }
+};
+
+template <int R, int M>
+void wide_rows(const bf16 *w, long k, const bf16 *x, long xs, float *out, long os) {
+    __m512 sum[R][M];
+    for (auto &row : sum) std::fill_n(row, M, _mm512_setzero_ps());
+    for (long c = 0; c < k; c += 32) {
+        __mmask32 live = k - c >= 32 ? ~0u : (1u << (k - c)) - 1;
+        __m512bh xs_[M];
+        for (int i = 0; i < M; i++) xs_[i] = pair(_mm512_loadu_si512(x + i * xs + c));
+        for (int r = 0; r < R; r++) {
+            _mm_prefetch((const char *)(w + (r + R) * k + c), _MM_HINT_T0);
+            __m512bh row = pair(_mm512_maskz_loadu_epi16(live, w + r * k + c));
+            for (int i = 0; i < M; i++) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], row, xs_[i]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < M; i++) out[i * os + r] = _mm512_reduce_add_ps(sum[r][i]);
+}
+
+template <int R, int M>
+void int8_rows(const int8_t *w, const bf16 *scales, long k, const float *x, long xs, float *out, long os) {
+    __m512 sum[R][M];
+    for (auto &row : sum) std::fill_n(row, M, _mm512_setzero_ps());
+    for (long c = 0; c < k; c += 16) {
+        __m512 xs_[M];
+        for (int i = 0; i < M; i++) xs_[i] = _mm512_loadu_ps(x + i * xs + c);
+        for (int r = 0; r < R; r++) {
+            _mm_prefetch((const char *)(w + (r + 2 * R) * k + c), _MM_HINT_T0);
+            __m512 row = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + r * k + c))));
+            for (int i = 0; i < M; i++) sum[r][i] = _mm512_fmadd_ps(row, xs_[i], sum[r][i]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < M; i++) out[i * os + r] = wide(scales[r]) * _mm512_reduce_add_ps(sum[r][i]);
+}
+
+__m512i centred() {
+    // The codes 0 to 15 less 8 as bfloat16, twice: a lookup takes five bits, and only four of them are a code's.
+    alignas(64) bf16 table[32];
+    for (int i = 0; i < 32; i++) table[i] = narrow((float)(i % 16 - 8));
+    return _mm512_load_si512(table);
+}
+
+template <int M>
+void int4_tile(const uint8_t *codes, const bf16 *scales, long groups, long group, const bf16 *x, long xs, const float *sums, float *out) {
+    const __m512i table = centred();
+    __m512 whole[M];
+    std::fill_n(whole, M, _mm512_setzero_ps());
+    for (long g = 0; g < groups; g++, scales += 2 * TILE) {
+        __m512 part[M][4];
+        for (auto &row : part) std::fill_n(row, 4, _mm512_setzero_ps());
+        for (long c = g * group; c < (g + 1) * group; c += BLOCK, codes += 64) {
+            _mm_prefetch((const char *)codes + 2048, _MM_HINT_T0);
+            const __m512i four = _mm512_loadu_si512(codes);
+            const __m512i shifted[4] = {four, _mm512_srli_epi16(four, 4), _mm512_srli_epi16(four, 8), _mm512_srli_epi16(four, 12)};
+            for (int j = 0; j < 4; j++) {
+                __m512bh two = pair(_mm512_permutexvar_epi16(shifted[j], table));
+                for (int i = 0; i < M; i++) {
+                    int both;
+                    __builtin_memcpy(&both, x + i * xs + c + 2 * j, 4);
+                    part[i][j] = _mm512_dpbf16_ps(part[i][j], two, pair(_mm512_set1_epi32(both)));
+                }
+            }
+        }
+        const __m512i told = _mm512_loadu_si512(scales);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(told, 16));
+        const __m512 zero = _mm512_castsi512_ps(_mm512_and_si512(told, _mm512_set1_epi32(0xffff0000)));
+        for (int i = 0; i < M; i++) {
+            __m512 sum = _mm512_add_ps(_mm512_add_ps(part[i][0], part[i][1]), _mm512_add_ps(part[i][2], part[i][3]));
+            whole[i] = _mm512_fmadd_ps(scale, sum, whole[i]);
+            whole[i] = _mm512_fmadd_ps(zero, _mm512_set1_ps(sums[i * groups + g]), whole[i]);
+        }
+    }
+    for (int i = 0; i < M; i++) _mm512_storeu_ps(out + i * TILE, whole[i]);
+}
+
+// Rows `begin` to `end` of M products; begin is a multiple of TILE.
+template <int M>
+void some(const Matrix &a, const Rows &x, long first, float *out, long os, long begin, long end) {
+    const bf16 *rows = &x.x[first * x.stride];
+    const long k = a.columns;
+    if (a.kind == INT4) {
+        const long groups = (k + a.group - 1) / a.group, size = groups * a.group * TILE / 2;
+        for (long r = begin; r < end; r += TILE) {
+            alignas(64) float tile[M * TILE];
+            const long t = r / TILE;
+            int4_tile<M>((const uint8_t *)a.weights + t * size, a.scales + t * groups * 2 * TILE, groups, a.group, rows, x.stride,
+                         &x.sums[first * groups], tile);
+            for (int i = 0; i < M; i++) std::copy_n(tile + i * TILE, std::min(TILE, end - r), out + i * os + r);
+        }
+        return;
+    }
+    long r = begin;
+    if (a.kind == INT8) {
+        const int8_t *w = (const int8_t *)a.weights;
+        const float *wide = &x.wide[first * x.stride];
+        for (; r + 4 <= end; r += 4) int8_rows<4, M>(w + r * k, a.scales + r, k, wide, x.stride, out + r, os);
+        for (; r < end; r++) int8_rows<1, M>(w + r * k, a.scales + r, k, wide, x.stride, out + r, os);
+        return;
+    }
+    const bf16 *w = (const bf16 *)a.weights;
+    for (; r + 4 <= end; r += 4) wide_rows<4, M>(w + r * k, k, rows, x.stride, out + r, os);
+    for (; r < end; r++) wide_rows<1, M>(w + r * k, k, rows, x.stride, out + r, os);
+}
+
+void multiply(const Matrix &a, const Rows &x, float *out, long os, long begin, long end) {
+    long i = 0;
+    for (; i + 4 <= x.m; i += 4) some<4>(a, x, i, out + i * os, os, begin, end);
+    if (x.m - i == 3) some<3>(a, x, i, out + i * os, os, begin, end);
+    if (x.m - i == 2) some<2>(a, x, i, out + i * os, os, begin, end);
+    if (x.m - i == 1) some<1>(a, x, i, out + i * os, os, begin, end);
+    if (a.bias)
+        for (i = 0; i < x.m; i++)
+            for (long r = begin; r < end; r++) out[i * os + r] += wide(a.bias[r]);
+}
+
+// This thread's share of n rows, in whole tiles.
+struct Share {
+    long begin, end;
+    explicit Share(long n) {
+        const long tiles = (n + TILE - 1) / TILE, who = omp_get_thread_num(), all = omp_get_num_threads();
+        begin = std::min(n, tiles * who / all * TILE);
+        end = std::min(n, tiles * (who + 1) / all * TILE);
+    }
+};
+
+void normalise(float *x, const bf16 *weight, float eps, long m, long width) {
+    for (float *row = x; row < x + m * width; row += width) {
+        float square = 0;
+        for (long c = 0; c < width; c++) square += row[c] * row[c];
+        const float inverse = 1 / std::sqrt(square / width + eps);
+        for (long c = 0; c < width; c++) row[c] *= inverse * wide(weight[c]);
+    }
+}
+
+void widen(const bf16 *from, float *to, long n) {
+    for (long i = 0; i < n; i++) to[i] = wide(from[i]);
+}
+
+void turn(float *head, const bf16 *cosine, const bf16 *sine, long half) {
+    for (long c = 0; c < half; c++) {
+        const float left = head[c], right = head[c + half], cs = wide(cosine[c]), sn = wide(sine[c]);
+        head[c] = left * cs - right * sn;
+        head[c + half] = right * cs + left * sn;
+    }
+}
+
+__m512 active(__m512 x, bool gelu) {
+    __m512 inside = x;
+    if (gelu) {
+        // gelu_tanh(x) = x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3))
+        const __m512 cubed = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_mul_ps(x, x), x), _mm512_set1_ps(0.044715f), x);
+        inside = _mm512_mul_ps(cubed, _mm512_set1_ps(1.5957691216f));
+    }
+    const __m512 one = _mm512_set1_ps(1);
+    return _mm512_div_ps(x, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), inside))));
+}
+
+void gate(float *gated, const float *up, long n, bool gelu) {
+    for (long c = 0; c < n; c += 16) {
+        const __mmask16 lanes = live(n - c);
+        const __m512 x = active(_mm512_maskz_loadu_ps(lanes, gated + c), gelu);
+        _mm512_mask_storeu_ps(gated + c, lanes, _mm512_mul_ps(x, _mm512_maskz_loadu_ps(lanes, up + c)));
+    }
+}
+
+// One head over some cached tokens: the weighted sum of values, its largest score and the sum of weights.
+void over(const bf16 *q, const bf16 *keys, const bf16 *values, long stride_k, long stride_v, long t, long d, float scale, float *out) {
+    alignas(64) float scores[CHUNK];
+    __m512bh query[8];
+    for (long c = 0; c < d; c += 32) query[c / 32] = pair(_mm512_loadu_si512(q + c));
+    float most = -INFINITY;
+    for (long j = 0; j < t; j++) {
+        __m512 sum = _mm512_setzero_ps();
+        for (long c = 0; c < d; c += 32) sum = _mm512_dpbf16_ps(sum, pair(_mm512_loadu_si512(keys + j * stride_k + c)), query[c / 32]);
+        scores[j] = scale * _mm512_reduce_add_ps(sum);
+        most = std::max(most, scores[j]);
+    }
+    float all = 0;
+    for (long j = 0; j < t; j += 16) {
+        const __mmask16 lanes = live(t - j);
+        const __m512 below = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, scores + j), _mm512_set1_ps(most));
+        const __m512 e = _mm512_maskz_mov_ps(lanes, exponential(below));
+        _mm512_mask_storeu_ps(scores + j, lanes, e);
+        all += _mm512_reduce_add_ps(e);
+    }
+    for (long c = 0; c < d; c += 32) {
+        __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
+        for (long j = 0; j < t; j++) {
+            const __m512 weight = _mm512_set1_ps(scores[j]);
+            low = _mm512_fmadd_ps(weight, wide(values + j * stride_v + c), low);
+            high = _mm512_fmadd_ps(weight, wide(values + j * stride_v + c + 16), high);
+        }
+        _mm512_storeu_ps(out + c, low);
+        _mm512_storeu_ps(out + c + 16, high);
+    }
+    out[d] = most;
+    out[d + 1] = all;
+}
+
+}  // namespace
+
+extern "C" {
+
+// out[m, n] = x[m, k] a^T + bias, float32.
+void product(const Matrix *a, const bf16 *x, float *out, long m) {
+#pragma omp parallel
+    {
+        const Rows rows(x, m, a->columns, *a);
+        const Share mine(a->rows);
+        multiply(*a, rows, out, a->rows, mine.begin, mine.end);
+    }
+}
+
+// out[n, k], the numbers that an INT4 matrix stands for, rounded to bfloat16 once.
+void written_out(const Matrix *a, bf16 *out) {
+    const long k = a->columns, groups = (k + a->group - 1) / a->group, blocks = groups * a->group / BLOCK;
+#pragma omp parallel
+    {
+        const Share mine(a->rows);
+        const __m512i table = centred(), upper = _mm512_set1_epi32(0xffff0000);
+        const __m512i lanes = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(k));
+        for (long r = mine.begin; r < mine.end; r += TILE) {
+            const __mmask16 rows = live(mine.end - r);
+            const uint8_t *codes = (const uint8_t *)a->weights + r / TILE * blocks * 64;
+            for (long b = 0; b < blocks; b++, codes += 64) {
+                const __m512i told = _mm512_loadu_si512(a->scales + (r / TILE * groups + b * BLOCK / a->group) * 2 * TILE);
+                const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(told, 16)), zero = _mm512_castsi512_ps(_mm512_and_si512(told, upper));
+                const __m512i four = _mm512_loadu_si512(codes);
+                for (int j = 0; j < 4; j++) {
+                    const long c = b * BLOCK + 2 * j;
+                    if (c >= k) break;
+                    const __m512i two = _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 4 * j), table);
+                    const __m512 even = _mm512_fmadd_ps(scale, _mm512_castsi512_ps(_mm512_slli_epi32(two, 16)), zero);
+                    const __m512 odd = _mm512_fmadd_ps(scale, _mm512_castsi512_ps(_mm512_and_si512(two, upper)), zero);
+                    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+                    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd)), 16);
+                    // Columns are even in number, as a kernel's user sees to.
+                    _mm512_mask_i32scatter_epi32(out + r * k + c, rows, lanes, _mm512_or_si512(low, high), 2);
+                }
+            }
+        }
+    }
+}
+
+// The parts of a prompt's pass that are no products, of many rows. out[m, width] = x / rms(x) * weight.
+void norm_rows(const bf16 *x, const bf16 *weight, float eps, bf16 *out, long m, long width) {
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < m; row++) {
+        const bf16 *from = x + row * width;
+        __m512 square = _mm512_setzero_ps();
+        for (long c = 0; c < width; c += 16) {
+            const __m512 one = wide(live(width - c), from + c);
+            square = _mm512_fmadd_ps(one, one, square);
+        }
+        const __m512 inverse = _mm512_set1_ps(1 / std::sqrt(_mm512_reduce_add_ps(square) / width + eps));
+        for (long c = 0; c < width; c += 16) {
+            const __mmask16 lanes = live(width - c);
+            narrow(lanes, _mm512_mul_ps(_mm512_mul_ps(wide(lanes, from + c), inverse), wide(lanes, weight + c)), out + row * width + c);
+        }
+    }
+}
+
+// out[m, inner] = act(x[:, :inner]) * x[:, inner:].
+void gate_rows(const bf16 *x, bf16 *out, long m, long inner, long gelu) {
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < m; row++)
+        for (long c = 0; c < inner; c += 16) {
+            const __mmask16 lanes = live(inner - c);
+            const bf16 *gated = x + row * 2 * inner + c;
+            narrow(lanes, _mm512_mul_ps(active(wide(lanes, gated), gelu), wide(lanes, gated + inner)), out + row * inner + c);
+        }
+}
+
+// out[b, h, s, 2 f], from the first h of n heads of x[b, s, n, 2 f], turned by cosine and sine [b, s, f].
+void turn_rows(const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *out, long b, long s, long n, long h, long f) {
+#pragma omp parallel for schedule(static)
+    for (long token = 0; token < b * s; token++)
+        for (long head = 0; head < h; head++) {
+            const bf16 *from = x + (token * n + head) * 2 * f, *cs = cosine + token * f, *sn = sine + token * f;
+            bf16 *to = out + ((token / s * h + head) * s + token % s) * 2 * f;
+            for (long c = 0; c < f; c += 16) {
+                const __mmask16 lanes = live(f - c);
+                const __m512 left = wide(lanes, from + c), right = wide(lanes, from + f + c), co = wide(lanes, cs + c), si = wide(lanes, sn + c);
+                narrow(lanes, _mm512_fmsub_ps(left, co, _mm512_mul_ps(right, si)), to + c);
+                narrow(lanes, _mm512_fmadd_ps(right, co, _mm512_mul_ps(left, si)), to + f + c);
+            }
+        }
+}
+
+// out[m, heads + 2 kv_heads, d] from the stream x[m, width]; cosine and sine are [m, d / 2].
+void project(const Layer *layer, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *out, long m) {
+    const long d = layer->head_dim, turned = layer->heads + layer->kv_heads, all = turned + layer->kv_heads, n = all * d;
+    static thread_local floats kept;
+    kept.resize(m * n);
+    float *flat = kept.data();
+#pragma omp parallel
+    {
+        floats stream(m * layer->width);
+        widen(x, stream.data(), m * layer->width);
+        normalise(stream.data(), layer->norm1, layer->eps, m, layer->width);
+        const Rows rows(stream.data(), m, layer->width, layer->qkv);
+        const Share mine(n);
+        multiply(layer->qkv, rows, flat, n, mine.begin, mine.end);
+#pragma omp barrier
+#pragma omp for
+        for (long task = 0; task < m * all; task++) {
+            const long row = task / all, head = task % all;
+            float *values = flat + task * d;
+            const bf16 *norm = head < layer->heads ? layer->q_norm : layer->k_norm;
+            if (head < turned && norm) normalise(values, norm, layer->eps, 1, d);
+            if (head < turned) turn(values, cosine + row * d / 2, sine + row * d / 2, d / 2);
+            if (head < layer->heads && layer->query_scale != 1)
+                for (long c = 0; c < d; c++) values[c] *= layer->query_scale;
+            narrow(values, out + task * d, d);
+        }
+    }
+}
+
+// out[m, heads, d]: each row's queries over t tokens of its own; keys and values have strides of rows, of kv heads and of tokens.
+void attend(const Layer *layer, const bf16 *q, long q_row, const bf16 *keys, const long *ks, const bf16 *values, const long *vs, bf16 *out, long m, long t) {
+    const long d = layer->head_dim, h = layer->heads, shared = h / layer->kv_heads, chunks = (t + CHUNK - 1) / CHUNK, size = d + 2;
+    const float scale = 1 / std::sqrt((float)d);
+    static thread_local floats kept;
+    kept.resize(m * h * chunks * size);
+    float *parts = kept.data();
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (long task = 0; task < m * h * chunks; task++) {
+            const long chunk = task % chunks, head = task / chunks % h, row = task / chunks / h, group = head / shared, start = chunk * CHUNK;
+            over(q + row * q_row + head * d, keys + row * ks[0] + group * ks[1] + start * ks[2], values + row * vs[0] + group * vs[1] + start * vs[2],
+                 ks[2], vs[2], std::min(CHUNK, t - start), d, scale, parts + task * size);
+        }
+#pragma omp for schedule(static)
+        for (long head = 0; head < m * h; head++) {
+            const float *part = parts + head * chunks * size;
+            float most = -INFINITY, all = 0;
+            for (long j = 0; j < chunks; j++) most = std::max(most, part[j * size + d]);
+            floats sum(d);
+            for (long j = 0; j < chunks; j++) {
+                const float share = std::exp(part[j * size + d] - most);
+                all += share * part[j * size + d + 1];
+                for (long c = 0; c < d; c++) sum[c] += share * part[j * size + c];
+            }
+            for (long c = 0; c < d; c++) out[head * d + c] = narrow(sum[c] / all);
+        }
+    }
+}
+
+// out[m, width] = y + mlp(norm2(y)), y = x + o(seen).
+void finish(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out, long m) {
+    const long width = layer->width, inner = layer->inner, from = layer->heads * layer->head_dim;
+    static thread_local floats kept;
+    kept.resize(m * (2 * width + 2 * inner));
+    float *first = kept.data(), *gated = first + m * width, *last = gated + 2 * m * inner;
+#pragma omp parallel
+    {
+        const Share wide_share(width), inner_share(inner);
+        {
+            const Rows rows(seen, m, from, layer->o);
+            multiply(layer->o, rows, first, width, wide_share.begin, wide_share.end);
+        }
+#pragma omp barrier
+        floats stream(m * width);
+        for (long i = 0; i < m * width; i++) stream[i] = first[i] + wide(x[i]);
+        const floats before = stream;
+        normalise(stream.data(), layer->norm2, layer->eps, m, width);
+        {
+            // A thread takes the same rows of both halves, so that nobody waits between them.
+            const Rows rows(stream.data(), m, width, layer->gate_up);
+            const long begin = inner_share.begin, end = inner_share.end;
+            multiply(layer->gate_up, rows, gated, 2 * inner, begin, end);
+            multiply(layer->gate_up, rows, gated, 2 * inner, inner + begin, inner + end);
+            for (long i = 0; i < m; i++) gate(gated + i * 2 * inner + begin, gated + i * 2 * inner + inner + begin, end - begin, layer->gelu);
+        }
+#pragma omp barrier
+        floats hidden(m * inner);
+        for (long i = 0; i < m; i++) std::copy_n(gated + i * 2 * inner, inner, &hidden[i * inner]);
+        const Rows rows(hidden.data(), m, inner, layer->down);
+        multiply(layer->down, rows, last, width, wide_share.begin, wide_share.end);
+        for (long i = 0; i < m; i++)
+            for (long c = wide_share.begin; c < wide_share.end; c++) out[i * width + c] = narrow(before[i * width + c] + last[i * width + c]);
+    }
+}
+
+// Some layers one after the other: the newest of t tokens of each row is stored in every layer's cache, then attended from. Keys and values
+// have strides of rows, of kv heads and of tokens. `before` is the stream in front of the last layer, `out` the one behind it.
+void run(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys, const long *ks,
+         bf16 *const *values, const long *vs, bf16 *before, bf16 *out, long m, long t) {
+    const long width = layers[0]->width, h = layers[0]->heads, g = layers[0]->kv_heads, d = layers[0]->head_dim, all = (h + 2 * g) * d;
+    static thread_local std::vector<bf16> kept;
+    kept.resize(m * (all + h * d + 2 * width));
+    bf16 *qkv = kept.data(), *seen = qkv + m * all, *streams[2] = {seen + m * h * d, seen + m * (h * d + width)};
+    for (long l = 0; l < count; l++) {
+        bf16 *after = l + 1 == count ? out : l + 2 == count ? before : streams[l % 2];
+        if (count == 1) std::copy_n(x, m * width, before);
+        project(layers[l], x, cosine, sine, qkv, m);
+        for (long row = 0; row < m; row++)
+            for (long head = 0; head < g; head++) {
+                const bf16 *key = qkv + row * all + (h + head) * d;
+                std::copy_n(key, d, keys[l] + row * ks[0] + head * ks[1] + (t - 1) * ks[2]);
+                std::copy_n(key + g * d, d, values[l] + row * vs[0] + head * vs[1] + (t - 1) * vs[2]);
+            }
+        attend(layers[l], qkv, all, keys[l], ks, values[l], vs, seen, m, t);
+        finish(layers[l], x, seen, after, m);
+        x = after;
+    }
+}
+
+}

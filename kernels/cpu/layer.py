@@ -1,0 +1,130 @@
+"""A decoder layer of grouped-query attention and a gated MLP, for the newest token of a few rows.
+
+    qkv = project(layer, x, cos, sin)               # [m, h + 2 g, d]
+    seen = attend(layer, query, keys, values)       # [m, h, d], where the cache is one piece of memory
+    x = finish(layer, x, seen)                      # [m, width]
+    x, before = run(layers, x, cos, sin, keys, values, filled)      # all of it, layer after layer, storing the new keys and values
+
+Everything is bfloat16, and rounded where these functions give it back. What a layer points to must stay as it is. All of it needs
+`library().functions`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.kernels.cpu.library import library
+from mmsdk.kernels.cpu.matrix import Matrix, MatrixFields
+
+__all__ = ["FEW", "Layer", "attend", "attends", "finish", "project", "run"]
+
+# Up to so many rows a step is reading weights; with more it is multiplying, which torch does with AMX.
+FEW = 4
+# Of a head's channels a step of attention takes 32, and no head has more than this.
+_STEP, _WIDEST = 32, 256
+
+
+class _Fields(ctypes.Structure):
+    _fields_ = [
+        *((name, MatrixFields) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm1", "norm2", "q_norm", "k_norm")),
+        *((name, ctypes.c_float) for name in ("eps", "query_scale")),
+        *((name, ctypes.c_long) for name in ("width", "heads", "kv_heads", "head_dim", "inner", "gelu")),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """What the library is handed, and what keeps it alive."""
+
+    fields: _Fields
+    parts: tuple[Matrix | Tensor, ...]
+
+    @classmethod
+    def of(
+        cls,
+        matrices: tuple[Matrix, Matrix, Matrix, Matrix],
+        norms: tuple[Tensor, Tensor],
+        head_norms: tuple[Tensor, ...],
+        heads: tuple[int, int, int],
+        eps: float,
+        query_scale: float,
+        gelu: bool,
+    ) -> "Layer":
+        """From qkv, o, gate_up and down, the weights of the norms in front of both halves and, if any, those of queries and keys.
+
+        `heads` are h, g and d; `gelu` is its tanh form, and SiLU else.
+        """
+        assert all(norm.dtype == torch.bfloat16 and norm.is_contiguous() for norm in (*norms, *head_norms)), "bfloat16 norms"
+        pointers = [norm.data_ptr() for norm in (*norms, *head_norms)] + [None] * (2 - len(head_norms))
+        width, inner = len(norms[0]), matrices[2].rows // 2
+        fields = _Fields(*(matrix.fields for matrix in matrices), *pointers, eps, query_scale, width, *heads, inner, gelu)
+        return cls(fields, (*matrices, *norms, *head_norms))
+
+
+def _functions() -> ctypes.CDLL:
+    functions = library().functions
+    assert functions is not None, "the library"
+    return functions
+
+
+def project(layer: Layer, x: Float[Tensor, "m w"], cos: Float[Tensor, "m f"], sin: Float[Tensor, "m f"]) -> Float[Tensor, "m n d"]:
+    """Queries, keys and values of the normalised stream, n = h + 2 g heads, the first two turned; f = d / 2."""
+    fields = layer.fields
+    out = torch.empty(len(x), fields.heads + 2 * fields.kv_heads, fields.head_dim, dtype=torch.bfloat16)
+    _functions().project(ctypes.byref(fields), x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), len(x))
+    return out
+
+
+def attends(keys: Float[Tensor, "m g t d"], values: Float[Tensor, "m g t d"]) -> bool:
+    """Whether `attend` reads such keys and values where they lie."""
+    d = keys.shape[3]
+    return (
+        d % _STEP == 0 and d <= _WIDEST and values.shape == keys.shape and keys.dtype == values.dtype == torch.bfloat16
+        and keys.stride(3) == values.stride(3) == 1 and keys.shape[2] > 0
+    )  # fmt: skip
+
+
+def attend(
+    layer: Layer, query: Float[Tensor, "m h d"], keys: Float[Tensor, "m g t d"], values: Float[Tensor, "m g t d"]
+) -> Float[Tensor, "m h d"]:
+    """softmax(q k^T / sqrt(d)) v over all t entries of each row. `attends` must hold; a query's heads lie side by side."""
+    out = torch.empty(query.shape, dtype=torch.bfloat16)
+    strides = [(ctypes.c_long * 3)(*part.stride()[:3]) for part in (keys, values)]
+    where = query.data_ptr(), query.stride(0), keys.data_ptr(), strides[0], values.data_ptr(), strides[1]
+    _functions().attend(ctypes.byref(layer.fields), *where, out.data_ptr(), len(query), keys.shape[2])
+    return out
+
+
+def finish(layer: Layer, x: Float[Tensor, "m w"], seen: Float[Tensor, "m n"]) -> Float[Tensor, "m w"]:
+    """The stream after the layer, from the stream before it and from what its heads saw, side by side."""
+    out = torch.empty_like(x)
+    _functions().finish(ctypes.byref(layer.fields), x.data_ptr(), seen.data_ptr(), out.data_ptr(), len(x))
+    return out
+
+
+def run(
+    layers: Sequence[Layer],
+    x: Float[Tensor, "m w"],
+    cos: Float[Tensor, "m f"],
+    sin: Float[Tensor, "m f"],
+    keys: Sequence[Float[Tensor, "m g c d"]],
+    values: Sequence[Float[Tensor, "m g c d"]],
+    filled: int,
+) -> tuple[Float[Tensor, "m w"], Float[Tensor, "m w"]]:
+    """The stream after these layers, and before the last of them; keys and values of each layer are stored as entry `filled` - 1 of c.
+
+    All layers have the same sizes, and caches of the same shape and strides, for which `attends` must hold.
+    """
+    out, before, count = torch.empty_like(x), torch.empty_like(x), len(layers)
+    pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))
+    caches = []
+    for parts in (keys, values):
+        caches += [(ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)), (ctypes.c_long * 3)(*parts[0].stride()[:3])]
+    turns = x.data_ptr(), cos.data_ptr(), sin.data_ptr()
+    _functions().run(pointers, count, *turns, *caches, before.data_ptr(), out.data_ptr(), len(x), filled)
+    return out, before

@@ -1,0 +1,147 @@
+"""Decode steps in C++ (`mmsdk.kernels.cpu`), where this machine and the decoder allow it.
+
+    hasten(decoder)     # after its weights are where they are to stay
+
+A step of a few rows costs what reading the weights costs, if nothing else comes on top: one call for all layers where the cache is one
+piece of memory, else two or three a layer. Everything else (prompts, gradients, other dtypes, mixtures of experts, latent attention,
+adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmsdk.attention.dense import Dense
+from mmsdk.attention.mask import Everything, Masks
+from mmsdk.decoder.linear import Linear
+from mmsdk.decoder.mlp import GatedMLP
+from mmsdk.decoder.norm import RMSNorm
+from mmsdk.decoder.rope import Rotation
+from mmsdk.decoder.transformer import Decoder, Layer, SelfAttention
+from mmsdk.kernels.cpu import layer as native
+from mmsdk.kernels.cpu.library import library
+from mmsdk.kernels.cpu.matrix import TILE, Matrix, wide
+from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.types import KVCache, LayerView
+from mmsdk.quant.int4 import Int4Linear
+from mmsdk.quant.int8 import Int8Linear
+
+__all__ = ["NativeRun", "NativeStep", "hasten"]
+
+
+def hasten(decoder: Decoder) -> None:
+    """Let decode steps go through C++, which is compiled at the first time. Nothing happens where that cannot be."""
+    computes = decoder.norm.weight
+    if computes.dtype == torch.bfloat16 and computes.device.type == "cpu" and library().functions is not None:
+        steps = [NativeStep(layer) for layer in decoder.layers if isinstance(layer, Layer)]
+        for step in steps:
+            step.layer.shortcut = step
+        decoder.express = NativeRun(steps)
+
+
+class NativeStep:
+    """A layer's decode step. It holds the weights that it was made from, and is made anew where the layer has others by now."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self._seen: list[tuple[dict[str, object], str, object]] = []
+        self._made: native.Layer | None = None
+
+    @property
+    def made(self) -> native.Layer | None:
+        """The layer as the library takes it; none where something in it is not what the library knows."""
+        # Asked at every step: whether each entry of the modules' own dictionaries is still the object that it was.
+        if not self._seen or any(owner.get(name) is not one for owner, name, one in self._seen):
+            self._seen, self._made = list(_parts(self.layer)), _native(self.layer)
+        return self._made
+
+    def takes(self, x: Float[Tensor, "b s w"]) -> bool:
+        """Whether these are a few single tokens that need no gradients, in front of a layer that has such a step."""
+        return _takes(x) and self.made is not None
+
+    def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s w"]:
+        """As the layer itself."""
+        made, attention = self._made, self.layer.attention
+        assert made is not None and isinstance(attention, SelfAttention), "asked whether it takes x"
+        heads, kv_heads = attention.heads, attention.kv_heads
+        qkv = native.project(made, x[:, 0], *_turns(rotation, len(x)))
+        query, key, value = qkv.unsqueeze(2).split((heads, kv_heads, kv_heads), dim=1)
+        view = cache.append(layer, key, value)
+        mask = masks.of(view)
+        plain = type(attention.core) is Dense and type(mask) is Everything
+        if plain and isinstance(view, LayerView) and native.attends(view.keys, view.values):
+            seen = native.attend(made, qkv[:, :heads], view.keys, view.values)
+        else:
+            seen = attention.core(query, view, mask).contiguous()
+        return native.finish(made, x[:, 0], seen.flatten(1))[:, None]
+
+
+class NativeRun:
+    """A decode step through several layers whose caches are pieces of memory."""
+
+    def __init__(self, steps: Sequence[NativeStep]) -> None:
+        self._steps = steps
+
+    def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s w"], ...]:
+        """See `Express`; the cache has made room for the tokens."""
+        if not _takes(x) or type(cache) is not DenseCache:
+            return ()
+        keys, values, filled = cache.evenly(layers)
+        if not filled or not native.attends(keys[0], values[0]):
+            return ()
+        made = [one for step in self._steps[layers.start : layers.stop] if (one := step.made) is not None and _plain(step.layer)]
+        if len(made) < len(layers):
+            return ()
+        return tuple(part[:, None] for part in native.run(made, x[:, 0], *_turns(rotation, len(x)), keys, values, filled))
+
+
+def _takes(x: Float[Tensor, "b s w"]) -> bool:
+    few = x.shape[1] == 1 and x.shape[0] <= native.FEW and x.dtype == torch.bfloat16
+    return few and not torch.is_grad_enabled() and x.is_contiguous()
+
+
+def _plain(layer: Layer) -> bool:
+    attention = layer._modules["attention"]
+    return isinstance(attention, SelfAttention) and type(attention.core) is Dense
+
+
+def _turns(rotation: Rotation, rows: int) -> tuple[Float[Tensor, "m f"], Float[Tensor, "m f"]]:
+    cos, sin = (part.expand(rows, -1, -1, -1).reshape(rows, -1).contiguous() for part in (rotation.cos, rotation.sin))
+    return cos, sin
+
+
+def _parts(layer: Layer) -> Iterator[tuple[dict[str, object], str, object]]:
+    """Every module and tensor of a layer, with the dictionary and the name that it stands under."""
+    for module in layer.modules():
+        for owner in (module._modules, module._parameters, module._buffers):
+            yield from ((owner, name, one) for name, one in owner.items())
+
+
+def _native(layer: Layer) -> native.Layer | None:
+    attention, mlp = layer.attention, layer.mlp
+    if type(attention) is not SelfAttention or type(mlp) is not GatedMLP or not isinstance(layer.post1, nn.Identity):
+        return None
+    norms = [layer.norm1, layer.norm2, *((attention.q_norm, attention.k_norm) if attention.normed else ())]
+    weights = [norm.weight.detach() for norm in norms if isinstance(norm, RMSNorm) and not norm.offset]
+    if len(weights) < len(norms) or any(weight.dtype != torch.bfloat16 for weight in weights) or attention.head_dim % 2:
+        return None
+    # A thread takes the same rows of gate and up, which in int4 are sixteen together.
+    if isinstance(mlp.gate_up, Int4Linear) and mlp.gate_up.outputs // 2 % TILE:
+        return None
+    matrices = [_matrix(module) for module in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
+    qkv, o, gate_up, down = matrices
+    if qkv is None or o is None or gate_up is None or down is None:
+        return None
+    heads = attention.heads, attention.kv_heads, attention.head_dim
+    ends, eps, scale = (weights[0], weights[1]), layer.norm1.eps, float(attention.query_scale)
+    return native.Layer.of((qkv, o, gate_up, down), ends, tuple(weights[2:]), heads, eps, scale, mlp.kind == "gelu_tanh")
+
+
+def _matrix(module: nn.Module) -> Matrix | None:
+    if isinstance(module, Int4Linear | Int8Linear):
+        return module.native()
+    if type(module) is not Linear or module.weight.dtype != torch.bfloat16 or not module.weight.is_contiguous():
+        return None
+    return wide(module.weight.detach(), None if module.bias is None else module.bias.detach())
