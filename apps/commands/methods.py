@@ -9,7 +9,7 @@ from mmsdk.apps.console import Cell, line_width, table
 __all__ = ["FAMILIES", "run"]
 
 # What each family is for, and the package whose files are its methods.
-FAMILIES = {"compress": "mmsdk.tokencomp.methods"}
+FAMILIES = {"compress": "mmsdk.tokencomp.methods", "kv": "mmsdk.kv.policies"}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -90,6 +90,21 @@ class Masks:
         self._entries: Tensor | None = None
         self._mask: Mask = Everything()
 
+    @property
+    def positions(self) -> Int[Tensor, "b s"]:
+        """Those of the new tokens."""
+        return self._positions
+
+    def repeated(self, times: int) -> "Masks":
+        """The same where every row stands below itself so many times, as when the heads of a layer hold different tokens.
+
+        Raises InputError with an explicit mask, which says nothing of heads.
+        """
+        if self._explicit is not None:
+            raise InputError("an explicit mask says who sees what, and heads that hold different tokens do not fit it", item="mask")
+        reach = tuple(last.repeat_interleave(times, dim=0) for last in self._reach)
+        return Masks(self._positions.repeat_interleave(times, dim=0), self._dtype, None, reach, self._window)
+
     def of(self, view: View) -> Mask:
         """The mask of a layer's view. Raises InputError where an explicit mask was made for another number of entries."""
         if self._explicit is not None:

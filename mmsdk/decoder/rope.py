@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmsdk.kv.turning import Standing, Turning
+
 __all__ = ["Divided", "Dynamic", "Linear", "Llama3", "LongRope", "Rope", "Rotation", "Scaling", "Sections", "Unscaled", "Yarn"]
 
 
@@ -170,15 +172,23 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotation of every new token, shared by all heads and layers."""
+    """The rotation of every new token, shared by all heads and layers; `standing`, where it is told, is where they stand."""
 
     cos: Float[Tensor, "b 1 s f"]
     sin: Float[Tensor, "b 1 s f"]
+    standing: tuple[Standing, ...] = ()
 
     def __call__(self, x: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
         """Rotate queries or keys, d = 2 f; the result is contiguous."""
         left, right = x.chunk(2, dim=-1)
         return torch.cat((left * self.cos - right * self.sin, right * self.cos + left * self.sin), dim=-1)
+
+    def undone(self, x: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
+        """What was rotated, as it was before, amplitude and all; in float32."""
+        left, right = x.float().chunk(2, dim=-1)
+        cos, sin = self.cos.float(), self.sin.float()
+        back = torch.cat((left * cos + right * sin, right * cos - left * sin), dim=-1)
+        return back / (cos.square() + sin.square()).repeat(1, 1, 1, 2)
 
 
 class Rope:
@@ -200,8 +210,11 @@ class Rope:
         if self._frequencies.device != positions.device:
             self._frequencies, self._axes = self._frequencies.to(positions.device), self._axes.to(positions.device)
         along = positions[:, None, :, None] if positions.ndim == 2 else positions[self._axes].permute(1, 2, 0)[:, None]
-        angles = along.float() * self._reaching(positions)
-        return Rotation((angles.cos() * self._amplitude).to(dtype), (angles.sin() * self._amplitude).to(dtype))
+        frequencies = self._reaching(positions)
+        angles = along.float() * frequencies
+        turning = Turning(frequencies, self._amplitude, isinstance(self._scaling, Dynamic | LongRope))
+        standing = Standing(positions if positions.ndim == 2 else positions[0], turning)
+        return Rotation((angles.cos() * self._amplitude).to(dtype), (angles.sin() * self._amplitude).to(dtype), (standing,))
 
     def _reaching(self, positions: Int[Tensor, "*c b s"]) -> Float[Tensor, "*r f"]:
         """The frequencies, for each row its own where they depend on how far it reaches."""

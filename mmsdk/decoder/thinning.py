@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmsdk.attention.received import received
 from mmsdk.decoder.sight import reaching
 from mmsdk.decoder.spans import Arrangement, Span, arranged, gathered
 from mmsdk.decoder.transformer import Decoder, Layer
+from mmsdk.kv.received import received
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.tokencomp.ranking import top_within

@@ -20,6 +20,7 @@ from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Masks
 from mmsdk.attention.mla import Latent
 from mmsdk.attention.types import Attention
+from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.latent import LatentAttention
 from mmsdk.decoder.linear import Linear, product
@@ -29,6 +30,7 @@ from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation, Unscaled
 from mmsdk.errors import ModelError
 from mmsdk.kernels.cpu import rows
+from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
 
@@ -112,8 +114,11 @@ class SelfAttention(nn.Module):
         """Attend from the new tokens to all that the cache then holds."""
         b, s, _ = x.shape
         query, key, value = self.project(x, rotation)
-        view = cache.append(layer, key, value)
-        seen = self.core(query, view, masks.of(view))
+        if isinstance(cache, PolicyCache):
+            seen = cache.attend(layer, query, key, value, Asking(self.core, masks, rotation))
+        else:
+            view = cache.append(layer, key, value)
+            seen = self.core(query, view, masks.of(view))
         out: Tensor = self.o(seen.transpose(1, 2).reshape(b, s, -1))
         return out
 

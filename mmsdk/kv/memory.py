@@ -15,16 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
-
+from mmsdk import plugins
 from mmsdk.errors import InputError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import PAGE, Pages, RowPages
+from mmsdk.kv.policy_memory import POLICIES, policy_of
 from mmsdk.kv.prefix import Prefixes
 from mmsdk.kv.rounded import PAGE as ROUNDED_PAGE
 from mmsdk.kv.rounded import WINDOW, RoundedPages
 from mmsdk.kv.rounding import Bits, names
+from mmsdk.kv.shape import Shape
 from mmsdk.kv.types import KVCache
 
 __all__ = ["KINDS", "DenseMemory", "Memory", "PagedMemory", "RoundedMemory", "Shape", "memory_of"]
@@ -33,17 +34,6 @@ __all__ = ["KINDS", "DenseMemory", "Memory", "PagedMemory", "RoundedMemory", "Sh
 _SPARE = 4
 
 KINDS: tuple[str, ...] = ("dense", "paged", *names())
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a decoder's keys and values are like; `head_dim` is the width of both, or one for each."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int | tuple[int, int]
-    dtype: torch.dtype
-    device: torch.device
 
 
 @runtime_checkable
@@ -216,9 +206,15 @@ def _more(copies: int, tokens: int, page: int) -> int:
 
 
 def memory_of(kind: str) -> Memory:
-    """A memory by its name: "dense", "paged", or the bits of older tokens. Raises InputError for another."""
+    """A memory by its name: "dense", "paged", the bits of older tokens, or a policy with its budget ("snapkv:0.25").
+
+    Raises InputError for another, PluginError for a knob that is wrong, BudgetError for a budget that cannot be.
+    """
+    name = plugins.parse(kind).name if kind.strip() else kind
+    if kind not in KINDS and name in plugins.available(POLICIES):
+        return policy_of(kind)
     if kind not in KINDS:
-        raise InputError(f"{kind!r} is not known; choose {', '.join(KINDS)}", item="kv")
+        raise InputError(f"{kind!r} is not known; choose {', '.join(KINDS)}, or one of {', '.join(plugins.available(POLICIES))}", item="kv")
     for bits in names():
         if bits == kind:
             return RoundedMemory(bits)

@@ -1,4 +1,4 @@
-"""What the decoder remembers: the cache of keys and values, and the policies that thin it.
+"""What the decoder remembers: the cache of keys and values. The policies that thin it are in `mmsdk.kv.policy`.
 
 Letters: b rows of the batch, g key-value heads, s new tokens, t cached tokens, d width of a key, e of a value. These are the same but for
 attentions that store something else in their place (`mmsdk.decoder.latent`); a value may have no width at all.
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Fronts", "KVCache", "KVPolicy", "LayerView", "PagedView", "View"]
+__all__ = ["Fronts", "KVCache", "LayerView", "PagedView", "View"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +160,4 @@ class KVCache(Protocol):
 
     def select(self, rows: Int[Tensor, " r"]) -> "KVCache":
         """These rows (dropped, reordered or repeated) as a cache of their own: writing to one never shows in the other."""
-        ...
-
-
-@runtime_checkable
-class KVPolicy(Protocol):
-    """Reads a layer's view and says which entries stay; never touches the cache itself."""
-
-    def __call__(self, layer: int, view: LayerView, query: Float[Tensor, "b h s d"]) -> Int[Tensor, "b k"]:
-        """Indices into the view, ascending, of the k entries that each row keeps."""
         ...

@@ -29,6 +29,7 @@ from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.memory import PagedMemory
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import PAGE, Pages, RowPages
+from mmsdk.kv.policy_memory import PolicyMemory
 from mmsdk.kv.prefix import Prefixes
 from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Prompt
@@ -58,6 +59,9 @@ class Engine:
             raise InputError("an engine reads prompts in chunks, and a method inside the decoder needs them whole", item="compress")
         if pipe.vlm.decoder.config.sees != "before":
             raise InputError("an engine reads prompts in chunks, and this model reads them whole; ask the pipeline itself", item="model")
+        if isinstance(pipe.recall.memory, PolicyMemory):
+            name = pipe.recall.memory.name
+            raise InputError(f"an engine keeps everyone in one pool of pages, which {name} does not; ask the pipeline itself", item="kv")
         self._pipe, self._rows, self._chunk = pipe, rows, chunk
         decoder, config = pipe.vlm.decoder, pipe.vlm.decoder.config
         dtype, device = decoder.norm.weight.dtype, device_of(pipe.vlm)

@@ -27,8 +27,9 @@ def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
 
 def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
-    assert {"identity", "random", "uniform"} <= set(rows) and rows["random"]["knobs"] == "seed=0"
+    rows = {(row["family"], row["name"]): row for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert {("compress", "identity"), ("compress", "uniform"), ("kv", "snapkv")} <= set(rows)
+    assert rows["compress", "random"]["knobs"] == "seed=0"
     assert all(row["about"] for row in rows.values())
 
 

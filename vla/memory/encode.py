@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.attention.mask import Bias
-from mmsdk.attention.received import received
 from mmsdk.decoder.rope import Rotation
 from mmsdk.decoder.transformer import Decoder, Layer
+from mmsdk.kv.received import received
 from mmsdk.kv.types import LayerView
 from mmsdk.vla.heads.visibility import positions_of
 from mmsdk.vla.memory.block import Block, Part

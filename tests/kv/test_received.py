@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmsdk.attention.received import received
+from mmsdk.kv.received import received
 from mmsdk.kv.types import LayerView
 
 

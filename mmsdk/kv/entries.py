@@ -1,0 +1,227 @@
+"""What one layer holds, entry by entry: keys, values, positions, and whatever a policy notes about them.
+
+Rows of a batch may hold different numbers of tokens, and the heads of a layer different tokens: positions are [b q t] with q = 1 as long
+as all heads hold the same, and then g. Shorter rows are padded in front, by a position of -1; real entries ascend.
+
+Letters: b rows, g key-value heads, s new tokens, t entries held, k entries kept, d width of a key, e of a value, q is 1 or g.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmsdk.kv.slots import ascending
+from mmsdk.kv.turning import Turning
+from mmsdk.kv.types import LayerView
+
+__all__ = ["Arriving", "Entries"]
+
+# Spare slots behind those in use when memory is allocated anew: at least so many, and a part of what is held.
+_SPARE, _PART = 4, 8
+_STILL = Turning(torch.empty(0), 1.0, growing=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """New tokens, as all layers that they come to share them. `ordered` as in `LayerView`."""
+
+    positions: Int[Tensor, "b s"]
+    valid: Bool[Tensor, "b s"]
+    lengths: Int[Tensor, " b"]
+    ordered: bool
+
+    @staticmethod
+    def of(positions: Int[Tensor, "b s"], before: Int[Tensor, " b"]) -> "Arriving":
+        """Of rows that stand at `before`."""
+        valid = positions >= 0
+        return Arriving(positions, valid, valid.sum(1), ascending(positions, before))
+
+
+class Entries:
+    """The entries of layer `layer` of `depth`.
+
+    `columns` are what a policy notes of every entry, [b q t ...]: they go where entries go, and are 0 for new ones. `notes` are what it
+    notes of every row, [b ...]. Tensors in both are replaced, never changed. `memo` is for what was worked out from the entries: it holds
+    as long as others are only added behind them, and is emptied when any go or move. `read` are the pairs of a key and a value that the
+    last pass read, over rows and heads. `whole` says that no entry is padding, which a host knows.
+    """
+
+    def __init__(self, layer: int, depth: int) -> None:
+        self.layer, self.depth = layer, depth
+        self.count = self.read = 0
+        self.whole = True
+        self.turning = _STILL
+        self.columns: dict[str, Tensor] = {}
+        self.notes: dict[str, Tensor] = {}
+        self.memo: dict[str, object] = {}
+        self._keys = self._values = torch.empty(0, 0, 0, 0)
+        self._positions = torch.empty(0, 1, 0, dtype=torch.long)
+        # The tokens of the only pass so far, which are the same object in every layer.
+        self._first: tuple[Arriving, ...] = ()
+        self._extendable = True
+
+    @property
+    def keys(self) -> Float[Tensor, "b g t d"]:
+        """Turned to their positions."""
+        return self._keys[:, :, : self.count]
+
+    @property
+    def values(self) -> Float[Tensor, "b g t e"]:
+        """As they came."""
+        return self._values[:, :, : self.count]
+
+    @property
+    def positions(self) -> Int[Tensor, "b q t"]:
+        """Counted in tokens, -1 for padding."""
+        return self._positions[:, :, : self.count]
+
+    @property
+    def valid(self) -> Bool[Tensor, "b q t"]:
+        """Which are real."""
+        return self.positions >= 0
+
+    @property
+    def lengths(self) -> Int[Tensor, "b q"]:
+        """How many are real."""
+        return self.valid.sum(-1)
+
+    @property
+    def order(self) -> Int[Tensor, "b q t"]:
+        """The place of every entry among the real ones of its row and head, from 0; below 0 for padding in front."""
+        if self.whole:
+            return torch.arange(self.count, device=self._positions.device).expand_as(self.positions)
+        valid = self.valid
+        return (valid.cumsum(-1) - 1).masked_fill(~valid, -1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is allocated."""
+        noted = sum(x.nbytes for x in (*self.columns.values(), *self.notes.values()))
+        return self._keys.nbytes + self._values.nbytes + self._positions.nbytes + noted
+
+    @property
+    def span(self) -> int:
+        """Slots that are allocated, over rows and heads."""
+        b, g, slots, _ = self._keys.shape
+        return b * g * slots
+
+    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> None:
+        """Store new tokens behind those that are there."""
+        start, self.count = self.count, self.count + keys.shape[2]
+        if self.count > self._keys.shape[2] or not self._extendable:
+            self._grow(start, keys, values)
+        here = slice(start, self.count)
+        self._keys[:, :, here], self._values[:, :, here] = keys.detach(), values.detach()
+        self._positions[:, :, here] = new.positions[:, None]
+        self.columns = {name: _longer(x, keys.shape[2]) for name, x in self.columns.items()}
+        self.whole = self.whole and new.ordered
+        self._first = () if start else (new,)
+
+    def keep(self, index: Int[Tensor, "b q k"], whole: bool, room: int = 0) -> None:
+        """Keep these columns of every row and head, ascending behind padding of -1, with room for more; the memory of others is freed.
+
+        `whole` says that there is no padding among them.
+        """
+        # spare slots take some entry or other along, which saves laying all of it out twice
+        wide = F.pad(index, (0, room), value=-1)
+        there, self.columns = wide.clamp_min(0), {name: _along(x, index.clamp_min(0)) for name, x in self.columns.items()}
+        self._keys, self._values = _along(self.keys, there), _along(self.values, there)
+        self._positions = _along(self.positions, there).masked_fill(wide < 0, -1)
+        self.count, self.whole = index.shape[2], whole
+        self._first, self._extendable = (), True
+        self.memo = {}
+
+    def close_up(self) -> None:
+        """Move what is held to the positions 0, 1, 2, ... of every row and head, and its keys with it; notes of rows are dropped.
+
+        Keys must turn along one axis, by frequencies that do not follow how far a row reaches.
+        """
+        order = self.order
+        by = (order - self.positions).masked_fill(order < 0, 0)
+        # replaced, not changed: a fork may look at them
+        self._keys, self._values = self.turning.further(self.keys, by), self.values
+        self._positions = order.clamp_min(-1)
+        self._first, self._extendable = (), False
+        self.notes, self.memo = {}, {}
+
+    def forget(self) -> None:
+        """Drop what was noted."""
+        self.columns, self.notes, self.memo = {}, {}, {}
+
+    def rows(self) -> LayerView:
+        """All of it as an attention may look at it: a row for each of the batch, or for each head where they hold different tokens."""
+        if self._first:
+            (new,) = self._first
+            return LayerView(self.keys, self.values, new.positions, new.valid, new.lengths, new.ordered)
+        return self.view() if self._positions.shape[1] == 1 else self.heads()
+
+    def heads(self) -> LayerView:
+        """The same with every head as a row, whatever they hold: n = b * g, one key-value head."""
+        keys, values = (x.flatten(0, 1).unsqueeze(1) for x in (self.keys, self.values))
+        positions = self.positions.expand(-1, self._keys.shape[1], -1).reshape(-1, self.count)
+        return _viewed(keys, values, positions, self.whole)
+
+    def view(self) -> LayerView:
+        """A row for each of the batch; where heads hold different tokens, an entry has the latest position among them."""
+        positions = self.positions[:, 0] if self._positions.shape[1] == 1 else self.positions.amax(1)
+        return _viewed(self.keys, self.values, positions, self.whole)
+
+    def select(self, rows: Int[Tensor, " r"]) -> "Entries":
+        """A copy of these rows, without columns that are padding in all of them."""
+        here = slice(self._blank(rows), None)
+        other = self._like({name: x[rows][:, :, here] for name, x in self.columns.items()}, {k: x[rows] for k, x in self.notes.items()})
+        other._keys, other._values, other._positions = (x[rows][:, :, here] for x in (self.keys, self.values, self.positions))
+        other.count = other._keys.shape[2]
+        other.turning = self.turning.select(rows)
+        return other
+
+    def fork(self) -> "Entries":
+        """The same entries, whose memory is shared until either stores something of its own there."""
+        other = self._like(self.columns, self.notes)
+        other._keys, other._values, other._positions = self._keys, self._values, self._positions
+        other._first, other._extendable = self._first, False
+        return other
+
+    def _like(self, columns: Mapping[str, Tensor], notes: Mapping[str, Tensor]) -> "Entries":
+        other = Entries(self.layer, self.depth)
+        other.count, other.read, other.whole, other.turning = self.count, self.read, self.whole, self.turning
+        other.columns, other.notes = dict(columns), dict(notes)
+        return other
+
+    def _blank(self, rows: Int[Tensor, " r"]) -> int:
+        """Leading columns that are padding in all of these rows."""
+        if self.whole or not self.count:
+            return 0
+        seen = self.valid[rows].flatten(0, 1).any(0)
+        return int(seen.long().argmax()) if bool(seen.any()) else self.count
+
+    def _grow(self, held: int, keys: Tensor, values: Tensor) -> None:
+        """Memory of its own for all that is to be held, and some to spare; the first pass gets exactly what it needs."""
+        slots = self.count + max(_SPARE, self.count // _PART) if held else self.count
+        fresh = [new.new_empty(*new.shape[:2], slots, new.shape[3]) for new in (keys, values)]
+        positions = torch.full((keys.shape[0], self._positions.shape[1], slots), -1, dtype=torch.long, device=keys.device)
+        if held:
+            for new, old in zip((*fresh, positions), (self._keys, self._values, self._positions), strict=True):
+                new[:, :, :held] = old[:, :, :held]
+        (self._keys, self._values), self._positions = fresh, positions
+        self._extendable = True
+
+
+def _viewed(keys: Float[Tensor, "n g t d"], values: Float[Tensor, "n g t e"], positions: Int[Tensor, "n t"], whole: bool) -> LayerView:
+    valid = positions >= 0
+    return LayerView(keys, values, positions, valid, valid.sum(1), whole)
+
+
+def _longer(x: Tensor, count: int) -> Tensor:
+    return torch.cat((x, x.new_zeros(*x.shape[:2], count, *x.shape[3:])), dim=2)
+
+
+def _along(x: Tensor, index: Int[Tensor, "b q k"]) -> Tensor:
+    """The entries of a column at these places, for each head where either tells heads apart."""
+    q = max(x.shape[1], index.shape[1])
+    place = index.expand(-1, q, -1).reshape(*index.shape[:1], q, -1, *(1,) * (x.ndim - 3))
+    return x.expand(-1, q, *x.shape[2:]).gather(2, place.expand(-1, -1, -1, *x.shape[3:]))

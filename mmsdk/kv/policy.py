@@ -1,0 +1,189 @@
+"""What a policy of the memory is: methods that say what the decoder remembers of what it has read, without training.
+
+A policy is one file of `mmsdk.kv.policies`, a frozen dataclass whose fields are its knobs. It is one of three:
+
+    Evictor    gives every entry a score; the memory keeps the best, exactly as many as the budget says
+    Reader     evicts nothing, and decides what a query reads of all that is there
+    Storer     brings a store of its own for each layer: other precisions, levels, arenas
+
+An evictor may also be an `Observer`, which is shown the queries of every pass, and a `Mover`, which re-positions what stays.
+
+Letters: b rows, h heads, g key-value heads, s new tokens, t entries held, d width; q is 1 where all heads of a layer hold the same
+tokens, else g; n is b, or b * g where every key-value head is a row of its own.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.kv.entries import Arriving, Entries
+from mmsdk.kv.turning import Turning
+from mmsdk.kv.types import LayerView
+
+__all__ = ["Amount", "Ask", "Closing", "Evictor", "Hearing", "KVPolicy", "LayerStore", "Mover", "Observer", "Reader", "Storer"]
+
+Amount = int | float
+"""How much stays: a count of tokens (int), or a share of the prompt's (float in (0, 1])."""
+
+
+@runtime_checkable
+class Ask(Protocol):
+    """What the decoder lends the memory of a layer while its new tokens ask."""
+
+    @property
+    def positions(self) -> Int[Tensor, "b s"]:
+        """Those of the queries, counted in tokens; -1 for padding."""
+        ...
+
+    @property
+    def places(self) -> Int[Tensor, "b s"]:
+        """Where heads were turned to: the same, or along several axes the place on the first."""
+        ...
+
+    @property
+    def turning(self) -> Turning:
+        """How keys of this layer turn."""
+        ...
+
+    def attend(self, query: Float[Tensor, "n h s d"], view: LayerView) -> Float[Tensor, "n h s d"]:
+        """Exact attention to what a view holds, masked by positions. The view has a row for each of the batch, or for each of its heads."""
+        ...
+
+    def unturned(self, query: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
+        """The queries before their rotation."""
+        ...
+
+
+@runtime_checkable
+class Evictor(Protocol):
+    """Scores entries; those of the largest scores stay, of equal ones the earlier. Whole numbers are compared exactly."""
+
+    @property
+    def interval(self) -> int:
+        """While an answer is written, a layer is brought back to its budget when it holds so many tokens more; 0: the prompt alone."""
+        ...
+
+    @property
+    def dense(self) -> int:
+        """The first so many layers keep everything."""
+        ...
+
+    def scores(self, entries: Entries, keep: Int[Tensor, " b"]) -> Float[Tensor, "b q t"] | Int[Tensor, "b q t"]:
+        """The worth of every entry where each row may keep so many; what padding gets does not matter."""
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Is shown the queries of every pass, after their keys were stored and before anything is evicted."""
+
+    def observe(self, entries: Entries, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
+        """Note what the policy will want to know, in `entries.columns` (one for each entry) or `entries.notes` (one for each row)."""
+        ...
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """Re-positions entries after an eviction."""
+
+    def move(self, entries: Entries) -> None:
+        """Change `entries.keys` and `entries.positions` in place: they are the memory's own."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Decides what a query reads. Prompts are attended to exactly; it is asked for a single new token of each row."""
+
+    @property
+    def dense(self) -> int:
+        """The first so many layers read everything."""
+        ...
+
+    def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 d"]:
+        """What the query gets from about `keep` tokens of each row. `entries.read` is to be the pairs of key and value that were read."""
+        ...
+
+
+@runtime_checkable
+class LayerStore(Protocol):
+    """All that a cache holds of one layer."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated for it, with everything that a policy notes."""
+        ...
+
+    @property
+    def span(self) -> int:
+        """Slots for a key and a value that are allocated, over rows and key-value heads."""
+        ...
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of keys and values that the last pass read."""
+        ...
+
+    @property
+    def lengths(self) -> Int[Tensor, "b q"]:
+        """Tokens held of each row, by each head where they differ."""
+        ...
+
+    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> None:
+        """Store new tokens, whose keys are turned to their positions."""
+        ...
+
+    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
+        """What the new tokens, already stored, get; whatever is due to go may go then."""
+        ...
+
+    def settle(self) -> None:
+        """A prompt has been read: budgets are resolved, and what is above them goes. The next time they only hold."""
+        ...
+
+    def view(self) -> LayerView:
+        """Everything it holds, as keys and values; heads that hold different tokens have the latest position among them."""
+        ...
+
+    def keep(self, index: Int[Tensor, "b k"]) -> None:
+        """Keep only these entries of its view, ascending."""
+        ...
+
+    def select(self, rows: Int[Tensor, " r"]) -> "LayerStore":
+        """A copy of these rows."""
+        ...
+
+    def fork(self) -> "LayerStore":
+        """Another one with the same entries; neither sees what the other does from now on."""
+        ...
+
+
+@runtime_checkable
+class Hearing(Protocol):
+    """A store that wants to know what is a word and what is seen."""
+
+    def hear(self, kinds: Int[Tensor, "b s"]) -> None:
+        """The kinds of the tokens that come next: 0 a word, else the number of the picture or clip, counted from 1."""
+        ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A store in whose place for positions an endless stream never runs out."""
+
+    def close_up(self) -> None:
+        """Move what is held to the positions 0, 1, 2, ..., with nothing between where something went."""
+        ...
+
+
+@runtime_checkable
+class Storer(Protocol):
+    """Brings a store of its own for each layer."""
+
+    def store(self, layer: int, depth: int, amount: Amount) -> LayerStore:
+        """An empty one for this layer of `depth`. What it is to keep is resolved by `mmsdk.kv.scoring.kept` at `LayerStore.settle`."""
+        ...
+
+
+KVPolicy = Evictor | Reader | Storer

@@ -1,0 +1,87 @@
+"""Policies of the memory by name ("snapkv:0.25,window=32"), as something that a pipeline's caches come from."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mmsdk import plugins
+from mmsdk.errors import BudgetError, InputError, PluginError
+from mmsdk.kv.policies.full import Full
+from mmsdk.kv.policy import Amount, Evictor, KVPolicy, LayerStore, Reader, Storer
+from mmsdk.kv.policy_cache import PolicyCache
+from mmsdk.kv.scoring import amount_of, checked
+from mmsdk.kv.shape import Shape
+from mmsdk.kv.shelf import Shelf
+from mmsdk.kv.types import KVCache
+
+__all__ = ["POLICIES", "PolicyMemory", "policy_of"]
+
+POLICIES = "mmsdk.kv.policies"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMemory:
+    """Prompts are read whole, then each layer keeps `amount` of them, as `policy` says; nothing is remembered between calls.
+
+    Raises BudgetError for an amount that is impossible for any prompt.
+    """
+
+    policy: KVPolicy
+    amount: Amount
+
+    def __post_init__(self) -> None:
+        checked(self.amount)
+
+    @property
+    def name(self) -> str:
+        """The policy's, in messages."""
+        return type(self.policy).__name__.lower()
+
+    @property
+    def page(self) -> int:
+        """Nothing can be found again."""
+        return 0
+
+    @property
+    def chunk(self) -> int:
+        """Prompts go through whole."""
+        return sys.maxsize
+
+    def begin(
+        self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
+    ) -> tuple[KVCache, list[int]]:
+        """See `mmsdk.kv.memory.Memory`. Raises InputError for latents, whose keys are no keys that a policy could judge."""
+        if not isinstance(shape.head_dim, int) and len(set(shape.head_dim)) > 1:
+            raise InputError(f"{self.name} judges keys and values, and this model keeps latents; choose dense or paged", item="kv")
+        return self.cache(shape.layers, len(keys), shape.device), [0] * len(keys)
+
+    def cache(self, layers: int, rows: int, device: torch.device | str) -> PolicyCache:
+        """An empty cache for a decoder of so many layers. `PolicyCache.settle` is to be called when a prompt has been read."""
+        return PolicyCache.empty([self._store(layer, layers) for layer in range(layers)], rows, device)
+
+    def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
+        """The prompts have been read: what is above the budget goes."""
+        assert isinstance(cache, PolicyCache), "a memory is taught by its own caches"
+        cache.settle()
+
+    def _store(self, layer: int, depth: int) -> LayerStore:
+        if isinstance(self.policy, Storer):
+            return self.policy.store(layer, depth, self.amount)
+        return Shelf(self.policy if layer >= self.policy.dense else Full(), self.amount, layer, depth)
+
+
+def policy_of(text: str) -> PolicyMemory:
+    """The memory that "name:amount,knob=value" asks for; "full" alone needs no amount.
+
+    Raises PluginError for an unknown policy or knob, BudgetError for an amount that is missing, no number or impossible.
+    """
+    asked = plugins.parse(text)
+    policy = plugins.build(POLICIES, asked)
+    if not isinstance(policy, Evictor | Reader | Storer):
+        raise PluginError(f"{asked.name!r} in {POLICIES} is no policy: it is none of Evictor, Reader and Storer")
+    if not asked.amount and not isinstance(policy, Full):
+        name = asked.name
+        raise BudgetError(f'{text!r} does not say how much to keep: write "{name}:512" for a count of tokens or "{name}:0.25" for a share')
+    return PolicyMemory(policy, amount_of(asked.amount or "1.0", text))

@@ -1,0 +1,143 @@
+"""The store of a layer whose policy evicts, or chooses what is read: the entries, the budgets, and when they are met."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmsdk.kv.entries import Arriving, Entries
+from mmsdk.kv.policy import Amount, Ask, Evictor, Mover, Observer, Reader
+from mmsdk.kv.scoring import all_but_one, chosen, kept
+from mmsdk.kv.types import LayerView
+
+__all__ = ["Shelf", "attended"]
+
+# Room behind what stays, where the next eviction is further off than that.
+_ROOM = 4
+
+
+def attended(query: Float[Tensor, "b h s d"], entries: Entries, ask: Ask) -> Float[Tensor, "b h s d"]:
+    """Exact attention to everything that is held, whichever heads hold what."""
+    view = entries.rows()
+    entries.read = entries.keys.shape[0] * entries.keys.shape[1] * entries.count
+    if len(view.positions) == len(query):
+        return ask.attend(query, view)
+    return ask.attend(by_heads(query, entries.keys.shape[1]), view).reshape(query.shape)
+
+
+def by_heads(query: Float[Tensor, "b h s d"], kv_heads: int) -> Float[Tensor, "n r s d"]:
+    """The queries with every key-value head as a row, as `Entries.heads` has the entries."""
+    return query.unflatten(1, (kv_heads, -1)).flatten(0, 1)
+
+
+class Shelf:
+    """See `mmsdk.kv.policy.LayerStore`. A prompt is kept whole until it has been read (`settle`); from then on budgets hold."""
+
+    def __init__(self, policy: Evictor | Reader, amount: Amount, layer: int, depth: int) -> None:
+        self.entries = Entries(layer, depth)
+        self._policy, self._amount = policy, amount
+        self._interval = policy.interval if isinstance(policy, Evictor) else 0
+        # Tokens that each row may keep; none before the first prompt was read.
+        self._budgets: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        """See `LayerStore`."""
+        return self.entries.nbytes
+
+    @property
+    def span(self) -> int:
+        """See `LayerStore`."""
+        return self.entries.span
+
+    @property
+    def read_bytes(self) -> int:
+        """See `LayerStore`."""
+        return self.entries.read * sum(x.shape[3] * x.element_size() for x in (self.entries.keys, self.entries.values))
+
+    @property
+    def lengths(self) -> Int[Tensor, "b q"]:
+        """See `LayerStore`."""
+        return self.entries.lengths
+
+    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> None:
+        """See `LayerStore`."""
+        self.entries.append(new, keys, values)
+
+    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
+        """See `LayerStore`."""
+        self.entries.turning = ask.turning
+        if isinstance(self._policy, Reader) and self._budgets and query.shape[2] == 1:
+            out = self._policy.read(query, self.entries, ask, self._keep)
+        else:
+            out = attended(query, self.entries, ask)
+        if isinstance(self._policy, Observer) and self._curious:
+            self._policy.observe(self.entries, query, ask)
+        if self._interval and self._budgets and self.entries.count - max(self._budgets) >= self._interval:
+            self._evict()
+        return out
+
+    def settle(self) -> None:
+        """See `LayerStore`."""
+        self._budgets = self._budgets or [kept(self._amount, length) for length in self._longest()]
+        if any(length > budget for length, budget in zip(self._longest(), self._budgets, strict=True)):
+            self._evict()
+        if not self._curious:
+            self.entries.forget()
+
+    def close_up(self) -> None:
+        """See `Closing`. What a policy moves itself stays where it put it."""
+        if not isinstance(self._policy, Mover):
+            self.entries.close_up()
+
+    def view(self) -> LayerView:
+        """See `LayerStore`."""
+        return self.entries.view()
+
+    def keep(self, index: Int[Tensor, "b k"]) -> None:
+        """See `LayerStore`."""
+        self.entries.keep(index[:, None], self.entries.whole)
+
+    def select(self, rows: Int[Tensor, " r"]) -> "Shelf":
+        """See `LayerStore`."""
+        return self._other(self.entries.select(rows), [self._budgets[row] for row in rows.tolist()] if self._budgets else [])
+
+    def fork(self) -> "Shelf":
+        """See `LayerStore`."""
+        return self._other(self.entries.fork(), self._budgets)
+
+    @property
+    def _curious(self) -> bool:
+        """Whether what is noted will be looked at again."""
+        return bool(self._interval) or not self._budgets or isinstance(self._policy, Reader)
+
+    @property
+    def _keep(self) -> Int[Tensor, " b"]:
+        return torch.tensor(self._budgets, device=self.entries.keys.device)
+
+    def _longest(self) -> list[int]:
+        """Tokens of each row."""
+        if self.entries.whole:
+            return [self.entries.count] * len(self.entries.keys)
+        found: list[int] = self.entries.lengths.amax(1).tolist()
+        return found
+
+    def _evict(self) -> None:
+        if not isinstance(self._policy, Evictor):
+            return
+        entries, keep = self.entries, self._keep
+        scores = self._policy.scores(entries, keep)
+        left = [min(pair) for pair in zip(self._longest(), self._budgets, strict=True)]
+        if entries.whole and entries.count > 1 and set(left) == {entries.count - 1}:
+            index = all_but_one(scores)
+        else:
+            index = chosen(scores, entries.valid, keep[:, None].minimum(entries.lengths), max(left))
+        entries.keep(index, len(set(left)) == 1, min(self._interval or _ROOM, _ROOM))
+        if isinstance(self._policy, Mover):
+            self._policy.move(entries)
+
+    def _other(self, entries: Entries, budgets: Sequence[int]) -> "Shelf":
+        other = Shelf(self._policy, self._amount, entries.layer, entries.depth)
+        other.entries, other._budgets = entries, list(budgets)
+        return other

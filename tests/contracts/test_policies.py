@@ -1,0 +1,173 @@
+"""What every policy of the memory promises, whatever it keeps or reads: rows for themselves, forks, exact budgets, nothing remembered."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmsdk import plugins
+from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import BudgetError, InputError, PluginError
+from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.memory import memory_of
+from mmsdk.kv.policy import Evictor, Reader
+from mmsdk.kv.policy_cache import PolicyCache
+from mmsdk.kv.policy_memory import POLICIES, PolicyMemory
+from mmsdk.kv.shape import Shape
+from mmsdk.kv.types import KVCache
+
+CONFIG = DecoderConfig(vocabulary=50, width=24, layers=3, heads=4, kv_heads=2, head_dim=6, inner=40, context=512)
+PROMPT, STEPS, BUDGET = 24, 6, 9
+# Knobs that make a short prompt long enough to be worth something to them.
+SMALL = {"snapkv": ",window=4,kernel=3", "expected": ",future=16,sinks=2", "streaming": ",sinks=2"}
+NAMES = plugins.available(POLICIES)
+EVERY = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    """Weights large enough that what is not seen shows."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {name: tensor.shape for name, tensor in Decoder(CONFIG).state_dict().items()}
+    return Decoder.of(CONFIG, {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()})
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tensor:
+    return torch.randn(2, PROMPT + STEPS, CONFIG.width, generator=torch.Generator().manual_seed(1))
+
+
+def memory(name: str, amount: int | float = BUDGET) -> PolicyMemory:
+    found = memory_of(f"{name}:{amount}{SMALL.get(name, '')}")
+    assert isinstance(found, PolicyMemory)
+    return found
+
+
+def positions(blank: int) -> Tensor:
+    """Two rows, of which the second begins behind `blank` columns of padding."""
+    rows = torch.arange(PROMPT + STEPS).expand(2, -1).clone()
+    rows[1, :blank] = -1
+    rows[1, blank:] = torch.arange(PROMPT + STEPS - blank)
+    return rows
+
+
+@torch.no_grad()
+def read(model: Decoder, cache: KVCache, x: Tensor, at: Tensor) -> Tensor:
+    out: Tensor = model(x[:, :PROMPT], at[:, :PROMPT], cache)
+    if isinstance(cache, PolicyCache):
+        cache.settle()
+    return out[:, -1]
+
+
+@torch.no_grad()
+def go_on(model: Decoder, cache: KVCache, x: Tensor, steps: range = range(STEPS)) -> Tensor:
+    outs = [model(x[:, PROMPT + step : PROMPT + step + 1], cache.position[:, None], cache)[:, -1] for step in steps]
+    return torch.stack(outs, dim=1)
+
+
+def filled(model: Decoder, name: str, tokens: Tensor, blank: int = 7, amount: int | float = BUDGET) -> PolicyCache:
+    cache = memory(name, amount).cache(CONFIG.layers, 2, "cpu")
+    read(model, cache, tokens, positions(blank))
+    return cache
+
+
+@EVERY
+def test_a_row_is_what_it_would_be_alone(model: Decoder, tokens: Tensor, name: str) -> None:
+    """Padding in front, and what other rows hold, change nothing."""
+    together = go_on(model, filled(model, name, tokens), tokens)
+    for row, blank in ((0, 0), (1, 7)):
+        alone = memory(name).cache(CONFIG.layers, 1, "cpu")
+        with torch.no_grad():
+            model(tokens[row : row + 1, blank:PROMPT], torch.arange(PROMPT - blank)[None], alone)
+        alone.settle()
+        torch.testing.assert_close(together[row : row + 1], go_on(model, alone, tokens[row : row + 1]), rtol=1e-3, atol=1e-4)
+
+
+@EVERY
+def test_ka_19_ka_21_rows_are_reordered_and_repeated(model: Decoder, tokens: Tensor, name: str) -> None:
+    cache = filled(model, name, tokens)
+    go_on(model, cache, tokens, range(2))
+    chosen = cache.select(torch.tensor([1, 0, 1]))
+    straight, turned = (go_on(model, *pair, range(2, STEPS)) for pair in ((cache, tokens), (chosen, tokens[[1, 0, 1]])))
+    torch.testing.assert_close(turned, straight[[1, 0, 1]], rtol=1e-3, atol=1e-4)
+
+
+@EVERY
+def test_ka_22_two_continuations_of_one_prompt_do_not_meet(model: Decoder, tokens: Tensor, name: str) -> None:
+    cache, fresh = filled(model, name, tokens), go_on(model, filled(model, name, tokens), tokens)
+    child, grandchild = cache.fork(), cache.fork().fork()
+    go_on(model, child, -tokens)
+    for one in (grandchild, cache):
+        torch.testing.assert_close(go_on(model, one, tokens), fresh, rtol=1e-4, atol=1e-5)
+
+
+@EVERY
+def test_ka_20_a_policy_used_twice_is_the_same(model: Decoder, tokens: Tensor, name: str) -> None:
+    one = memory(name)
+    before, outs = repr(one), []
+    for _ in range(2):
+        cache, known = one.begin(Shape(CONFIG.layers, 2, 6, torch.float32, torch.device("cpu")), [PROMPT + STEPS] * 3, [(), ()])
+        first = read(model, cache, tokens, positions(7))
+        outs.append(torch.cat((first[:, None], go_on(model, cache, tokens)), dim=1))
+    assert repr(one) == before and known == [0, 0] and torch.equal(outs[0], outs[1])
+
+
+@EVERY
+@pytest.mark.parametrize("amount", [BUDGET, 0.5])
+def test_budgets_are_met_exactly(model: Decoder, tokens: Tensor, name: str, amount: int | float) -> None:
+    """Of every row, layer and head, after the prompt and while an answer is written; the newest stays, and the memory is really freed."""
+    policy = memory(name, amount).policy
+    if not isinstance(policy, Evictor):
+        pytest.skip("evicts nothing")
+    cache = memory(name, amount).cache(CONFIG.layers, 2, "cpu")
+    with torch.no_grad():
+        model(tokens[:, :PROMPT], positions(7)[:, :PROMPT], cache)
+    nbytes, span = cache.nbytes, cache.span
+    assert span == 2 * CONFIG.kv_heads * PROMPT * CONFIG.layers
+    cache.settle()
+    budgets = torch.tensor([BUDGET, BUDGET] if isinstance(amount, int) else [12, 9])[:, None]
+    for steps in range(STEPS + 1):
+        for layer in range(CONFIG.layers):
+            held, grown = cache.lengths(layer), min(steps, max(policy.interval, 1) - 1) if policy.interval else steps
+            assert bool((held == budgets + grown).all())
+            view = cache.view(layer)
+            assert torch.equal(view.positions[:, -1], cache.position - 1)
+            assert bool(((view.positions.diff() > 0) | (view.positions[:, :-1] < 0)).all())
+        if steps < STEPS:
+            go_on(model, cache, tokens, range(steps, steps + 1))
+    assert cache.span < span and cache.nbytes < nbytes
+
+
+@EVERY
+def test_a_budget_for_everything_is_exact(model: Decoder, tokens: Tensor, name: str) -> None:
+    """What evicts nothing, or reads everything, is the plain cache."""
+    if not isinstance(memory(name).policy, Evictor | Reader):
+        pytest.skip("a store of its own may round what it keeps")
+    exact = DenseCache.allocate(CONFIG.layers, 2, 2, 6, 8, torch.float32, "cpu")
+    cache = filled(model, name, tokens, amount=1000)
+    read(model, exact, tokens, positions(7))
+    torch.testing.assert_close(go_on(model, cache, tokens), go_on(model, exact, tokens), rtol=1e-3, atol=1e-4)
+
+
+@EVERY
+def test_bytes_are_told(model: Decoder, tokens: Tensor, name: str) -> None:
+    cache = filled(model, name, tokens)
+    go_on(model, cache, tokens, range(1))
+    assert cache.nbytes > 0 and cache.span > 0 and 0 < cache.read_bytes <= 2 * 2 * CONFIG.kv_heads * (PROMPT + 1) * 6 * 4 * CONFIG.layers
+
+
+@EVERY
+def test_latents_are_refused_by_name(name: str) -> None:
+    one = memory(name)
+    with pytest.raises(InputError, match=f"{one.name} .* latents"):
+        one.begin(Shape(2, 1, (24, 0), torch.float32, torch.device("cpu")), [8, 8], [()])
+
+
+def test_what_cannot_be_is_told() -> None:
+    with pytest.raises(InputError, match="snapkw.* is not known; choose dense, .*snapkv"):
+        memory_of("snapkw:0.5")
+    for text, wrong in (("snapkv", "how much to keep"), ("h2o:0", "at least one"), ("h2o:1.5", "outside"), ("tova:much", "no number")):
+        with pytest.raises(BudgetError, match=wrong):
+            memory_of(text)
+    with pytest.raises(PluginError, match="did you mean 'window'"):
+        memory_of("snapkv:0.5,windw=3")
