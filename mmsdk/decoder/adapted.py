@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmsdk.decoder.linear import product
-from mmsdk.decoder.transformer import Decoder
+from mmsdk.decoder.native import hasten
+from mmsdk.decoder.transformer import Decoder, Layer, NoShortcut, no_express
 from mmsdk.errors import ModelError
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
@@ -144,7 +145,9 @@ def merged(plain: Decoder, stack: Stack) -> Decoder:
                 matrix = adapter.updates[name].merged(matrix, weight)
         parts[name] = copy.copy(base)
         parts[name]._parameters = {**base._parameters, "weight": nn.Parameter(matrix.to(base.weight.dtype), requires_grad=False)}
-    return _rebuilt(plain, parts)
+    other = _rebuilt(plain, parts)
+    hasten(other)
+    return other
 
 
 def numbers(module: nn.Module) -> Float[Tensor, "o i"]:
@@ -190,4 +193,9 @@ def _rebuilt(module: Module, parts: Mapping[str, nn.Module]) -> Module:
     twin = copy.copy(module)
     own = {head: deeper[""] if "" in deeper else _rebuilt(module.get_submodule(head), deeper) for head, deeper in inside.items()}
     twin._modules = {**module._modules, **own}
+    # ways around the layers know their matrices as they were
+    if isinstance(twin, Layer):
+        twin.shortcut = NoShortcut()
+    if isinstance(twin, Decoder):
+        twin.express = no_express
     return twin
