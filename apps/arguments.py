@@ -90,6 +90,13 @@ QUANTIZE = Flag(
     said=("none", "int8", "int4"),
 )
 DEVICE = Flag("--device", "NAME", "cpu, cuda, cuda:1, ...", default="cpu", said=("cpu", "cuda"))
+GGUF_FILE = Flag("--gguf-file", "FILE", "a GGUF file, in the folder or anywhere, that the language model is read from", default="")
+ADAPTER = Flag(
+    "--adapter",
+    "[NAME=]PATH",
+    'an adapter that PEFT saved, a folder or "org/name"; given again, several: asked with all of them, served each by its name',
+    repeated=True,
+)
 MAX_TOKENS = Flag("--max-tokens", "N", "the longest answer, in tokens", int, 128)
 TEMPERATURE = Flag("--temperature", "T", "0 for the likeliest answer, more for variety", float, 0.0)
 SEED = Flag("--seed", "N", "chooses the answer where the temperature is above 0", int, 0)
@@ -115,6 +122,8 @@ ASK = Command(
         KV,
         DTYPE,
         QUANTIZE,
+        GGUF_FILE,
+        ADAPTER,
         DEVICE,
         Flag("--explain", "PICTURE", "draw what was looked at into this file (.png, .jpg, ...)"),
         JSON,
@@ -136,6 +145,8 @@ SERVE = Command(
         COMPRESS,
         DTYPE,
         QUANTIZE,
+        GGUF_FILE,
+        ADAPTER,
         DEVICE,
         HOST,
         PORT,

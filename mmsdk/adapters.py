@@ -12,14 +12,16 @@ import difflib
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, cast
 
-from mmsdk.decoder.adapted import Adapter, Stack, wear
+from mmsdk.decoder.adapted import Adapter, Stack, merged, wear
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
 from mmsdk.kv.prefix import digest
+from mmsdk.models.types import VLM
 from mmsdk.vision.values import real, shown
 from mmsdk.weights.hub import resolve
 from mmsdk.weights.peft import CONFIG, TENSORS, read_adapter
@@ -99,6 +101,13 @@ class Adapters:
                     f"{adapter.name!r} is a DoRA adapter, which is taken whole: its weight is 1, not {weight:g}", item="adapter"
                 )
         return tuple(found)
+
+    def merged(self, spec: AdapterSpec, vlm: VLM) -> tuple[VLM, "Adapters"]:
+        """The model with adapters in its weights, and what knows adapters for it: none yet. Raises as `stack` and `decoder.merged` do."""
+        stack = self.stack(spec)
+        # every family's model is a dataclass with this field
+        other: VLM = replace(cast(Any, vlm), decoder=merged(vlm.decoder, stack))
+        return other, Adapters(Worn((stack,), self.mark).key(0))
 
     def _find(self, name: object) -> Adapter:
         if isinstance(name, str) and name in self._known:

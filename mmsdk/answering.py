@@ -5,9 +5,11 @@ from collections.abc import Generator, Iterator, Sequence
 
 import torch
 
+from mmsdk.adapters import Worn
 from mmsdk.answer import Answer, Tokens
 from mmsdk.compress import Compression
 from mmsdk.decoder.quantised import precision
+from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import Generated, Step, collect, generate
@@ -19,20 +21,20 @@ __all__ = ["Stream", "alone", "answered", "sampled", "streamed"]
 
 
 def answered(
-    vlm: VLM, compression: Compression, items: Sequence[Question], config: GenerationConfig, recall: Recall, first: int = 0
+    vlm: VLM, compression: Compression, items: Sequence[Question], config: GenerationConfig, recall: Recall, worn: Worn, first: int = 0
 ) -> dict[int, Answer | MmsdkError]:
     """Answers and errors of rows that run together, by their place in the whole batch, which they are counted in from `first`."""
     clock = Clock(device_of(vlm))
-    ready = prepare(vlm, compression, items, config.max_tokens, clock, first, recall)
-    rows = list(ready.rows.values())
+    ready = prepare(vlm, compression, items, config.max_tokens, clock, first, recall, worn=worn)
+    rows, speaker = list(ready.rows.values()), worn.decoder(vlm.decoder, list(ready.rows))
     with clock.stage("decode"):
-        texts = [] if ready.context is None else collect(_steps(vlm, rows, ready.context, [config] * len(rows), clock), len(rows))
+        texts = [] if ready.context is None else collect(_steps(vlm, speaker, rows, ready.context, [config] * len(rows), clock), len(rows))
     answers = {i: _answer(vlm, row, text, config, clock) for (i, row), text in zip(ready.rows.items(), texts, strict=True)}
     return {**ready.errors, **answers}
 
 
 def sampled(
-    vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, n: int, together: int
+    vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, worn: Worn, n: int, together: int
 ) -> list[Answer]:
     """So many answers to one question, whose prompt is read once; those with the seeds `seed`, `seed` + 1, ...
 
@@ -40,21 +42,23 @@ def sampled(
     """
     clock = Clock(device_of(vlm))
     configs = [dataclasses.replace(config, seed=int(config.seed) + place) for place in range(n)]
-    row, context = _single(vlm, compression, question, config, recall, clock, min(n, together))
+    row, context = _single(vlm, compression, question, config, recall, worn, clock, min(n, together))
     texts = list[Generated]()
     with clock.stage("decode"):
         for first in range(0, n, together):
             part = configs[first : first + together]
             rows = torch.zeros(len(part), dtype=torch.int64, device=context.hidden.device)
             copies = Context(context.hidden[rows], context.cache.select(rows))
-            texts += collect(_steps(vlm, [row] * len(part), copies, part, clock), len(part))
+            speaker = worn.decoder(vlm.decoder, [0] * len(part))
+            texts += collect(_steps(vlm, speaker, [row] * len(part), copies, part, clock), len(part))
     return [_sound(_answer(vlm, row, *one, clock)) for one in zip(texts, configs, strict=True)]
 
 
-def streamed(vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall) -> "Stream":
+def streamed(vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, worn: Worn) -> "Stream":
     """The answer to one question in pieces. Raises what is wrong with the question; only scores that are not finite end it later."""
     clock = Clock(device_of(vlm))
-    return Stream(_pieces(vlm, *_single(vlm, compression, question, config, recall, clock), config, clock))
+    row, context = _single(vlm, compression, question, config, recall, worn, clock)
+    return Stream(_pieces(vlm, worn.decoder(vlm.decoder, [0]), row, context, config, clock))
 
 
 class Stream(Iterator[str]):
@@ -92,10 +96,17 @@ def alone(error: MmsdkError) -> MmsdkError:
 
 
 def _single(
-    vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, clock: Clock, copies: int = 1
+    vlm: VLM,
+    compression: Compression,
+    question: Question,
+    config: GenerationConfig,
+    recall: Recall,
+    worn: Worn,
+    clock: Clock,
+    copies: int = 1,
 ) -> tuple[Row, Context]:
     """One question up to its first token. Raises what is wrong with it."""
-    ready = prepare(vlm, compression, [question], config.max_tokens, clock, recall=recall, copies=copies)
+    ready = prepare(vlm, compression, [question], config.max_tokens, clock, recall=recall, copies=copies, worn=worn)
     for error in ready.errors.values():
         raise alone(error)
     (row,) = ready.rows.values()
@@ -103,14 +114,16 @@ def _single(
     return row, ready.context
 
 
-def _steps(vlm: VLM, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock) -> Iterator[Step]:
+def _steps(
+    vlm: VLM, speaker: Decoder, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock
+) -> Iterator[Step]:
     words = [row.words for row in rows]
-    return generate(vlm.decoder, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began)
+    return generate(speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began)
 
 
-def _pieces(vlm: VLM, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
+def _pieces(vlm: VLM, speaker: Decoder, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
     said: list[Step] = []
-    steps = _steps(vlm, [row], context, [config], clock)
+    steps = _steps(vlm, speaker, [row], context, [config], clock)
     begun = False
     while True:
         # only the work is timed, not what the reader does between two pieces

@@ -10,11 +10,12 @@ photo = pipe.encode("photo.jpg")  # asked about again and again, encoded once
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast, overload
 
 import torch
 
+from mmsdk.adapters import Adapters, AdapterSpec, Worn
 from mmsdk.answer import Answer
 from mmsdk.answering import Stream, alone, answered, sampled, streamed
 from mmsdk.compress import Compression, CompressionSpec, compression
@@ -30,6 +31,7 @@ from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
 from mmsdk.vision.values import shown, whole
 from mmsdk.watch import Watch, holding
+from mmsdk.weights.fetch import quiet, while_it_lasts
 
 __all__ = ["Answer", "Context", "Pipeline", "Stream", "pipeline"]
 
@@ -46,6 +48,8 @@ def pipeline(
     batch_size: int = 16,
     quantize: str = "none",
     kv: str = "dense",
+    gguf_file: str = "",
+    progress: bool = True,
 ) -> "Pipeline":
     """Put a model's parts together, ready to answer.
 
@@ -54,6 +58,8 @@ def pipeline(
     "int8" stores the language model's matrices in fewer bits (processor only); `kv` "paged" keeps what the decoder knows in blocks, and
     pictures as they were encoded, so that a later question about the same picture begins where the earlier one did, and "int8", "int4",
     "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers.
+    `gguf_file` is a file, in the folder or anywhere, that the language model is read from in the place of the folder's own. While a folder
+    is read a bar says how far, on stderr where that is a terminal, unless `progress` is off.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
     BudgetError for a compression that cannot be, InputError for a batch size below 1 and an unknown `kv`.
     """
@@ -64,7 +70,8 @@ def pipeline(
     steps, name, place = compression(compress), _name(model), _device(device)
     _check_number("batch_size", batch_size)
     recall = recalling(kv)
-    vlm = open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place))
+    told = while_it_lasts if progress else quiet
+    vlm = open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place), gguf_file, told)
     return Pipeline(vlm, steps, batch_size, recall)
 
 
@@ -79,6 +86,7 @@ class Pipeline:
     compression: Compression = Compression()
     batch_size: int = 16
     recall: Recall = field(default_factory=Recall, repr=False, compare=False)
+    adapters: Adapters = field(default_factory=Adapters, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_number("batch_size", self.batch_size)
@@ -89,6 +97,7 @@ class Pipeline:
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
         compress: CompressionSpec | None = ...,
+        adapter: AdapterSpec = ...,
     ) -> Answer: ...  # fmt: skip
 
     @overload
@@ -97,6 +106,7 @@ class Pipeline:
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
         compress: CompressionSpec | None = ...,
+        adapter: AdapterSpec = ...,
     ) -> list[Answer]: ...  # fmt: skip
 
     @overload
@@ -105,6 +115,7 @@ class Pipeline:
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
         compress: CompressionSpec | None = ...,
+        adapter: AdapterSpec | Sequence[AdapterSpec] = ...,
     ) -> list[Answer | MmsdkError]: ...  # fmt: skip
 
     def __call__(
@@ -126,13 +137,15 @@ class Pipeline:
         max_time: float = math.inf,
         logprobs: int = 0,
         compress: CompressionSpec | None = None,
+        adapter: AdapterSpec | Sequence[AdapterSpec] = "",
     ) -> Answer | list[Answer] | list[Answer | MmsdkError]:
         """Answer one question about an image, a clip or several of them, or a list of (media, question) pairs as one batch.
 
         A list or tuple of media is several inputs of one question (a clip given as frames goes in as `Frames` or a `Video`); none at all
         is a question without sight. In a batch, an item that cannot be answered gives its error in its place, and the others are answered
         as they would be alone, to within rounding: rows that run together may be summed in another order, which can change a token where
-        two of them score alike. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call.
+        two of them score alike. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call. `adapter`
+        names one that is loaded, or several with their weights, or, in a list, what each row of a batch has (`mmsdk.adapters`).
 
         `n` answers of one question come as a list, with the seeds `seed`, `seed` + 1, ...: what is asked is read once.
 
@@ -150,11 +163,11 @@ class Pipeline:
             pairs = _pairs(media)
             if n is not None:
                 raise InputError("several answers are given to one question; ask those of a list one by one", item="n")
-            return self._batch(pairs, config, steps)
-        asked = cast(Given | Sequence[Given], media), question
+            return self._batch(pairs, config, steps, self.adapters.worn(adapter, len(pairs)))
+        asked, worn = (cast(Given | Sequence[Given], media), question), self.adapters.worn(adapter, 1)
         if n is not None:
-            return sampled(self.vlm, steps, asked, config, self.recall, n, self.batch_size)
-        (answer,) = self._batch([asked], config, steps)
+            return sampled(self.vlm, steps, asked, config, self.recall, worn, n, self.batch_size)
+        (answer,) = self._batch([asked], config, steps, worn)
         if isinstance(answer, MmsdkError):
             raise alone(answer)
         return answer
@@ -177,6 +190,7 @@ class Pipeline:
         max_time: float = math.inf,
         logprobs: int = 0,
         compress: CompressionSpec | None = None,
+        adapter: AdapterSpec = "",
     ) -> Stream:
         """The same answer in pieces, as they become certain; the pieces joined are the answer.
 
@@ -187,7 +201,8 @@ class Pipeline:
             logprobs,
         )  # fmt: skip
         steps = self.compression if compress is None else compression(compress)
-        return streamed(self.vlm, steps, (media, question), config, self.recall)
+        worn = self.adapters.worn(adapter, 1)
+        return streamed(self.vlm, steps, (media, question), config, self.recall, worn)
 
     def encode(self, source: Source) -> Encoded:
         """Encode a picture or a clip once, to ask about it often: what is given back stands wherever a picture may stand.
@@ -211,10 +226,30 @@ class Pipeline:
         """
         return Watch(self.vlm, by if isinstance(by, Compressor) else holding(by), hold, window)
 
-    def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression) -> list[Answer | MmsdkError]:
+    def load_adapter(self, path: str | os.PathLike[str], name: str) -> None:
+        """Read an adapter that PEFT saved, from a folder or "org/name" on the hub; calls then choose it by its name.
+
+        Raises WeightsError for files that are missing or damaged, ModelError for what cannot be used here (`mmsdk.weights.peft`).
+        """
+        self.adapters.load(os.fsdecode(path), name, self.vlm.decoder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises InputError where there is none of that name."""
+        self.adapters.unload(name)
+
+    def merge(self, adapter: AdapterSpec) -> "Pipeline":
+        """A pipeline whose weights have the adapter, or several, in them: as fast as without. It has no other adapters yet.
+
+        This one stays as it is, and answers without them as before. Both share what is not changed; the changed matrices are there twice
+        for as long as both are kept. Raises InputError for a name that is not known, ModelError for weights in fewer bits.
+        """
+        vlm, adapters = self.adapters.merged(adapter, self.vlm)
+        return replace(self, vlm=vlm, adapters=adapters)
+
+    def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression, worn: Worn) -> list[Answer | MmsdkError]:
         found: dict[int, Answer | MmsdkError] = {}
         for first in range(0, len(items), self.batch_size):
-            found |= answered(self.vlm, steps, items[first : first + self.batch_size], config, self.recall, first)
+            found |= answered(self.vlm, steps, items[first : first + self.batch_size], config, self.recall, worn, first)
         return [found[index] for index in range(len(items))]
 
 

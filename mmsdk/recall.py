@@ -9,7 +9,7 @@ import dataclasses
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -130,15 +130,17 @@ def keys_of(
     prompts: Mapping[int, Prompt],
     contents: Mapping[int, Sequence[bytes]],
     entering: Mapping[int, Sequence[VisualTokens]],
+    worn: Callable[[int], bytes],
 ) -> list[list[bytes]]:
     """The keys of each row's blocks; none where nothing is remembered, or what a method does cannot be said.
 
-    `contents` and `entering` are of each visual input of a row: what it is, and the tokens of it that go into the decoder.
+    `contents` and `entering` are of each visual input of a row: what it is, and the tokens of it that go into the decoder. `worn` tells a
+    row's adapters from any others.
     """
-    root = digest(recall.tenant.encode(), vlm.name.encode(), str(vlm.decoder.norm.weight.dtype).encode())
+    model = digest(recall.tenant.encode(), vlm.name.encode(), str(vlm.decoder.norm.weight.dtype).encode())
     rows = []
     for index, tokens in entering.items():
-        plan, prompt = plans[index], prompts[index]
+        plan, prompt, root = plans[index], prompts[index], digest(model, worn(index))
         # where a token sees what comes after it, what is known of a prompt holds for no other
         keyed = recall.memory.page and _tellable(plan) and vlm.decoder.config.sees == "before"
         looks = [digest(key, *_told(plan, prompt)) for key in contents[index]] if keyed else []

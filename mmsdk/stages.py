@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmsdk.adapters import Worn
 from mmsdk.answer import Sight, Timings
 from mmsdk.compress import Compression, named
 from mmsdk.decoder.prefill import Laid, capacities, prefill_into, rest_of
@@ -56,7 +57,7 @@ __all__ = [
 # What a user writes for one question: the media (one, several or none) and the words; or no media, and a prompt that holds its own.
 Question = tuple[Given | Sequence[Given], str | Prompt]
 
-_FORGETFUL = Recall()
+_FORGETFUL, _PLAIN = Recall(), Worn()
 
 
 class Clock:
@@ -151,19 +152,20 @@ def prepare(
     first: int = 0,
     recall: Recall = _FORGETFUL,
     copies: int = 1,
+    worn: Worn = _PLAIN,
 ) -> Prepared:
     """Take a batch through load, encode, compress and prefill, keeping `room` tokens free in the model's context for the answer.
 
     What `recall` knows of earlier calls is not computed again. Rows are counted from `first`, where they are part of a longer batch; the
-    cache has room for `copies` answers of each of them.
+    cache has room for `copies` answers of each of them, and `worn` are their adapters.
     Raises InputError where `room` leaves none for any prompt.
     """
     cuts = cuts_of(compression, vlm.decoder.config.layers)
     with torch.no_grad():
-        laid = lay_out(vlm, compression, items, room, clock, first, recall)
+        laid = lay_out(vlm, compression, items, room, clock, first, recall, worn)
         with clock.stage("prefill"):
-            rows = list(laid.rows.values())
-            context, told = _prefilled(vlm.decoder, rows, room, cuts, recall.memory, laid.keys, copies) if rows else (None, [])
+            rows, decoder = list(laid.rows.values()), worn.decoder(vlm.decoder, list(laid.rows))
+            context, told = _prefilled(decoder, rows, room, cuts, recall.memory, laid.keys, copies) if rows else (None, [])
         with clock.stage("compress"):
             looked = legible(laid, told)
             ready, starved = parted(looked)
@@ -180,6 +182,7 @@ def lay_out(
     clock: Clock,
     first: int = 0,
     recall: Recall = _FORGETFUL,
+    worn: Worn = _PLAIN,
 ) -> LaidOut:
     """The same up to the decoder; see `prepare`."""
     if room >= vlm.context:
@@ -205,7 +208,7 @@ def lay_out(
         with clock.stage("prefill"):
             rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts)))
             entering = {index: [item.seen.tokens for item in entered[index]] for index in rows}
-            keys = keys_of(vlm, recall, plans, prompts, contents, entering)
+            keys = keys_of(vlm, recall, plans, prompts, contents, entering, worn.key)
     return LaidOut(rows, {**errors, **missed, **unseen, **unfit, **unmet, **long}, keys, prompts, seen)
 
 

@@ -8,7 +8,9 @@ import sys
 import warnings
 from pathlib import Path
 
+from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Answer
+from mmsdk.apps.adapters import adapted
 from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
@@ -33,10 +35,14 @@ def run(args: argparse.Namespace) -> int:
         check(path)
     steps = args.compress or "identity"
     with busy(f"loading {args.model}"):
-        pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize, kv=args.kv)
+        pipe = pipeline(
+            model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize, kv=args.kv,
+            gguf_file=args.gguf_file, progress=not args.json,
+        )  # fmt: skip
+        worn = adapted(pipe, args.adapter)
     # said below, with the other notes
     warnings.simplefilter("ignore", LegibilityWarning)
-    answer = (_whole if args.json else _streamed)(pipe, paths, question, config)
+    answer = (_whole if args.json else _streamed)(pipe, paths, question, config, worn)
     for sight in answer.sights:
         for note in sight.notes:
             print(f"mmsdk: {sight.source}: {note}", file=sys.stderr)
@@ -62,16 +68,16 @@ def _split(words: list[str]) -> tuple[list[str], str]:
     return paths, question
 
 
-def _streamed(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig) -> Answer:
-    pieces = pipe.stream(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
+def _streamed(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, worn: AdapterSpec) -> Answer:
+    pieces = pipe.stream(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed, adapter=worn)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
     return pieces.answer
 
 
-def _whole(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig) -> Answer:
-    return pipe(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
+def _whole(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, worn: AdapterSpec) -> Answer:
+    return pipe(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed, adapter=worn)
 
 
 def _told(answer: Answer, model: str) -> dict[str, object]:

@@ -35,13 +35,12 @@ def build(service: Service) -> FastAPI:
 
     @app.get("/v1/models", dependencies=[allowed])
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [_model(service)]})
+        return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.models]})
 
     @app.get("/v1/models/{name:path}", dependencies=[allowed])
     async def model(name: str) -> Response:
-        if name != service.name:
-            raise RefusedError(404, f"there is no model {name!r} here; there is {service.name!r}", "model_not_found", "model")
-        return JSONResponse(_model(service))
+        service.adapter(name)
+        return JSONResponse(_model(service, name))
 
     @app.get("/metrics", dependencies=[allowed])
     async def metrics() -> Response:
@@ -55,9 +54,10 @@ def build(service: Service) -> FastAPI:
     return app
 
 
-def _model(service: Service) -> dict[str, object]:
+def _model(service: Service, name: str) -> dict[str, object]:
     context = service.pipe.vlm.context
-    return {"id": service.name, "object": "model", "created": service.created, "owned_by": "mmsdk", "context_length": context}
+    told = {"id": name, "object": "model", "created": service.created, "owned_by": "mmsdk", "context_length": context}
+    return told if name == service.name else {**told, "parent": service.name}
 
 
 def _tell_errors(app: FastAPI) -> None:

@@ -88,10 +88,10 @@ class _Call:
         """The answer, or its stream as soon as it has begun: what is wrong with a request is known by then, and has a status."""
         loop, service = asyncio.get_running_loop(), self._service
         request = await loop.run_in_executor(service.loaders, parsed, body)
-        if request.model != service.name:
-            raise RefusedError(404, f"there is no model {request.model!r} here; there is {service.name!r}", "model_not_found", "model")
+        adapter = service.adapter(request.model)
+        self._reply = Reply(request.model)
         wanted = await loop.run_in_executor(service.loaders, asked, request, service.pipe.vlm, service.settings)
-        ticket = service.engine.submit(wanted, self._tenant)
+        ticket = service.engine.submit(wanted, self._tenant, adapter)
         self._held.callback(service.engine.cancel, ticket)
         events = ticket.events()
         first = _sound(await anext(events))

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from types import FrameType
 
+from mmsdk.apps.adapters import adapted
 from mmsdk.apps.console import busy
 from mmsdk.apps.serve.server import listening, serve
 from mmsdk.apps.serve.service import Service
@@ -45,7 +46,11 @@ def run(args: argparse.Namespace) -> int:
     with listening(args.host, args.port) as door:
         with busy(f"loading {args.model}"):
             steps = args.compress or "identity"
-            pipe = pipeline(model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize)
+            pipe = pipeline(
+                model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize,
+                gguf_file=args.gguf_file, progress=not args.json,
+            )  # fmt: skip
+            adapted(pipe, args.adapter)
         service = Service(pipe, settings, args.name or "")
         # uvicorn tells of what breaks, and of strangers that speak no HTTP
         logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")

@@ -11,6 +11,7 @@ from mmsdk.apps.serve.metrics import Metrics
 from mmsdk.apps.serve.refusal import RefusedError
 from mmsdk.apps.serve.settings import Settings
 from mmsdk.apps.serve.thread import EngineThread
+from mmsdk.errors import InputError
 from mmsdk.pipeline import Pipeline
 from mmsdk.serve.engine import Engine
 
@@ -20,10 +21,15 @@ LOADERS = 4  # requests whose media are fetched and decoded at one time
 
 
 class Service:
-    """`name` is what clients call the model. Raises InputError where an engine cannot serve the pipeline."""
+    """`name` is what clients call the model; the pipeline's adapters, by their own names, are models beside it.
+
+    Raises InputError where an engine cannot serve the pipeline, and where an adapter is called as the model is.
+    """
 
     def __init__(self, pipe: Pipeline, settings: Settings, name: str = "") -> None:
         self.pipe, self.settings, self.name = pipe, settings, name or pipe.vlm.name
+        if self.name in pipe.adapters.names:
+            raise InputError("an adapter and the model have one name; call one of them otherwise", item=self.name)
         self.engine = EngineThread(Engine(pipe, rows=settings.rows, tokens=settings.pool))
         self.loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="media")
         self.metrics = Metrics(lambda: self.open, lambda: self.engine.held)
@@ -45,6 +51,18 @@ class Service:
             yield
         finally:
             self.open -= 1
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What may be asked for: the model as it is, then with each of its adapters."""
+        return self.name, *self.pipe.adapters.names
+
+    def adapter(self, model: str) -> str:
+        """The adapter that a model's name asks for, "" for none. Raises RefusedError where there is no such model."""
+        if model not in self.models:
+            there = ", ".join(map(repr, self.models))
+            raise RefusedError(404, f"there is no model {model!r} here; there is {there}", "model_not_found", "model")
+        return "" if model == self.name else model
 
     @property
     def well(self) -> bool:

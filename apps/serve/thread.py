@@ -60,10 +60,10 @@ class EngineThread:
         self._orders.put(self._leave)
         self._pool.shutdown()
 
-    def submit(self, asked: Asked, tenant: str) -> Ticket:
+    def submit(self, asked: Asked, tenant: str, adapter: str = "") -> Ticket:
         """Hand a request over. Called in an event loop, which is where its events are told."""
         ticket = Ticket()
-        self._orders.put(partial(self._take, ticket, asked, tenant))
+        self._orders.put(partial(self._take, ticket, asked, tenant, adapter))
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -91,8 +91,8 @@ class EngineThread:
         while not self._orders.empty():
             self._orders.get()()
 
-    def _take(self, ticket: Ticket, asked: Asked, tenant: str) -> None:
-        number = self._engine.submit([], asked.prompt, asked.config, tenant)
+    def _take(self, ticket: Ticket, asked: Asked, tenant: str, adapter: str) -> None:
+        number = self._engine.submit([], asked.prompt, asked.config, tenant, adapter)
         self._tickets[number], self._numbers[ticket] = ticket, number
 
     def _drop(self, ticket: Ticket) -> None:

@@ -21,8 +21,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Tokens
+from mmsdk.decoder.adapted import Stack, wear
 from mmsdk.decoder.prefill import prefill_into
+from mmsdk.decoder.transformer import Decoder
 from mmsdk.encoded import Given
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.generate.config import GenerationConfig
@@ -76,6 +79,7 @@ class Engine:
         self._speaking: list[Job] = []
         # The rows of those who speak, in their order; one without tokens where nobody does.
         self._cache = PagedCache.empty(self._pages, 1)
+        self._worn: tuple[tuple[Stack, ...], Decoder] = (), decoder
         self._number = 0
 
     def __enter__(self) -> "Engine":
@@ -100,15 +104,20 @@ class Engine:
         return self._cache.utilisation
 
     def submit(
-        self, media: Given | Sequence[Given], question: str | Prompt, config: GenerationConfig = GenerationConfig(), tenant: str = ""
+        self,
+        media: Given | Sequence[Given],
+        question: str | Prompt,
+        config: GenerationConfig = GenerationConfig(),
+        tenant: str = "",
+        adapter: AdapterSpec = "",
     ) -> int:
         """Take a request; its number. Nothing is looked at yet: what is wrong with it ends it, alone, in a later step.
 
-        A prompt in the place of the question, behind no media, is a conversation.
+        A prompt in the place of the question, behind no media, is a conversation. `adapter` is one of the pipeline's, or several.
         """
         self._number += 1
         vlm = self._pipe.vlm
-        job = Job(self._number, (media, question), config, tenant, vlm.tokenizer.decode, vlm.stop_ids)
+        job = Job(self._number, (media, question), config, tenant, vlm.tokenizer.decode, vlm.stop_ids, adapter)
         self._waiting.setdefault(tenant, deque()).append(job)
         return job.number
 
@@ -185,7 +194,8 @@ class Engine:
             return None
         vlm, recall = self._pipe.vlm, replace(self._recall, tenant=job.tenant)
         try:
-            ready = lay_out(vlm, self._pipe.compression, [job.question], job.config.max_tokens, Clock(device_of(vlm)), recall=recall)
+            job.worn, clock = self._pipe.adapters.worn(job.adapter, 1), Clock(device_of(vlm))
+            ready = lay_out(vlm, self._pipe.compression, [job.question], job.config.max_tokens, clock, recall=recall, worn=job.worn)
         except MmsdkError as error:
             return error
         _, starved = parted(legible(ready, list(ready.rows.values())))
@@ -224,7 +234,7 @@ class Engine:
         self._make_room()
         if not self._speaking:
             return []
-        decoder = self._pipe.vlm.decoder
+        decoder = self._speaker()
         ids = torch.tensor([[job.said[-1]] for job in self._speaking], device=self._cache.position.device)
         hidden: Tensor = decoder(decoder.embed(ids), self._cache.position[:, None], self._cache)
         events = self._say(self._speaking, hidden[:, -1])
@@ -237,7 +247,7 @@ class Engine:
         while self._reading and budget > 0:
             one = self._reading[0]
             count = min(budget, one.left)
-            run = prefill_into(self._pipe.vlm.decoder, [one.next(count)], (), one.cache)
+            run = prefill_into(one.job.worn.decoder(self._pipe.vlm.decoder, [0]), [one.next(count)], (), one.cache)
             one.done, budget = one.done + count, budget - count
             if one.left:
                 break
@@ -251,6 +261,13 @@ class Engine:
                 one.cache.release()
                 self._prepared.pop(one.job.number)
         return events
+
+    def _speaker(self) -> Decoder:
+        """The decoder of those who speak, in their order; where they have adapters, made anew when others speak."""
+        stacks = tuple(stack for job in self._speaking for stack in job.worn.stacks or ((),))
+        if stacks != self._worn[0]:
+            self._worn = stacks, wear(self._pipe.vlm.decoder, stacks)
+        return self._worn[1]
 
     def _say(self, jobs: Sequence[Job], hidden: Float[Tensor, "b d"]) -> list[Event]:
         logits = self._pipe.vlm.decoder.logits(hidden)

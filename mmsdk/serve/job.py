@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.adapters import AdapterSpec, Worn
 from mmsdk.answer import Tokens
 from mmsdk.decoder.prefill import Laid
 from mmsdk.decoder.spans import Span
@@ -61,16 +62,25 @@ class Outcome:
 class Job:
     """A request that an engine has taken. Its sampler and its text go on where they were, however often it is set aside.
 
-    `heard` are the ids of its prompt's words, known when it has been looked at.
+    `heard` are the ids of its prompt's words, and `worn` the adapters that it asks for, known when it has been looked at.
     """
 
     def __init__(
-        self, number: int, question: Question, config: GenerationConfig, tenant: str, decode: Decode, stop_ids: frozenset[int]
+        self,
+        number: int,
+        question: Question,
+        config: GenerationConfig,
+        tenant: str,
+        decode: Decode,
+        stop_ids: frozenset[int],
+        adapter: AdapterSpec = "",
     ) -> None:
         self.number = number
         self.question = question
         self.config = config
         self.tenant = tenant
+        self.adapter = adapter
+        self.worn = Worn()
         self.heard: Sequence[int] = ()
         self.said: list[int] = []
         self.tokens = Tokens()
