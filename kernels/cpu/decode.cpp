@@ -19,7 +19,7 @@ using floats = std::vector<float>;
 namespace {
 
 enum Kind : long { WIDE, INT8, INT4 };
-constexpr long TILE = 16, BLOCK = 8, TOGETHER = 4, CHUNK = 256;
+constexpr long TILE = 16, BLOCK = 8, NEAR = 64, CHUNK = 256;
 
 }  // namespace
 
@@ -207,13 +207,17 @@ void some(const Matrix &a, const Rows &x, long first, float *out, long os, long 
 }
 
 void multiply(const Matrix &a, const Rows &x, float *out, long os, long begin, long end) {
-    long i = 0;
-    for (; i + 4 <= x.m; i += 4) some<4>(a, x, i, out + i * os, os, begin, end);
-    if (x.m - i == 3) some<3>(a, x, i, out + i * os, os, begin, end);
-    if (x.m - i == 2) some<2>(a, x, i, out + i * os, os, begin, end);
-    if (x.m - i == 1) some<1>(a, x, i, out + i * os, os, begin, end);
+    // So many rows stay near the core until all of x has met them.
+    for (long r = begin; r < end; r += NEAR) {
+        const long stop = std::min(end, r + NEAR);
+        long i = 0;
+        for (; i + 4 <= x.m; i += 4) some<4>(a, x, i, out + i * os, os, r, stop);
+        if (x.m - i == 3) some<3>(a, x, i, out + i * os, os, r, stop);
+        if (x.m - i == 2) some<2>(a, x, i, out + i * os, os, r, stop);
+        if (x.m - i == 1) some<1>(a, x, i, out + i * os, os, r, stop);
+    }
     if (a.bias)
-        for (i = 0; i < x.m; i++)
+        for (long i = 0; i < x.m; i++)
             for (long r = begin; r < end; r++) out[i * os + r] += wide(a.bias[r]);
 }
 
@@ -267,15 +271,20 @@ void gate(float *gated, const float *up, long n, bool gelu) {
     }
 }
 
+// Tokens of a row that lie side by side, from an element on.
+struct Part {
+    long row, offset, count;
+};
+
 // One head over some cached tokens: the weighted sum of values, its largest score and the sum of weights.
-void over(const bf16 *q, const bf16 *keys, const bf16 *values, long stride_k, long stride_v, long t, long d, float scale, float *out) {
+void over(const bf16 *q, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, float *out) {
     alignas(64) float scores[CHUNK];
     __m512bh query[8];
     for (long c = 0; c < d; c += 32) query[c / 32] = pair(_mm512_loadu_si512(q + c));
     float most = -INFINITY;
     for (long j = 0; j < t; j++) {
         __m512 sum = _mm512_setzero_ps();
-        for (long c = 0; c < d; c += 32) sum = _mm512_dpbf16_ps(sum, pair(_mm512_loadu_si512(keys + j * stride_k + c)), query[c / 32]);
+        for (long c = 0; c < d; c += 32) sum = _mm512_dpbf16_ps(sum, pair(_mm512_loadu_si512(keys + j * token + c)), query[c / 32]);
         scores[j] = scale * _mm512_reduce_add_ps(sum);
         most = std::max(most, scores[j]);
     }
@@ -291,8 +300,8 @@ void over(const bf16 *q, const bf16 *keys, const bf16 *values, long stride_k, lo
         __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
         for (long j = 0; j < t; j++) {
             const __m512 weight = _mm512_set1_ps(scores[j]);
-            low = _mm512_fmadd_ps(weight, wide(values + j * stride_v + c), low);
-            high = _mm512_fmadd_ps(weight, wide(values + j * stride_v + c + 16), high);
+            low = _mm512_fmadd_ps(weight, wide(values + j * token + c), low);
+            high = _mm512_fmadd_ps(weight, wide(values + j * token + c + 16), high);
         }
         _mm512_storeu_ps(out + c, low);
         _mm512_storeu_ps(out + c + 16, high);
@@ -420,33 +429,48 @@ void project(const Layer *layer, const bf16 *x, const bf16 *cosine, const bf16 *
     }
 }
 
-// out[m, heads, d]: each row's queries over t tokens of its own; keys and values have strides of rows, of kv heads and of tokens.
-void attend(const Layer *layer, const bf16 *q, long q_row, const bf16 *keys, const long *ks, const bf16 *values, const long *vs, bf16 *out, long m, long t) {
-    const long d = layer->head_dim, h = layer->heads, shared = h / layer->kv_heads, chunks = (t + CHUNK - 1) / CHUNK, size = d + 2;
+// out[m, heads, d]: each row's queries over its own tokens. Those of row piece[0] lie side by side from element piece[1] of keys and of
+// values on, piece[2] of them; `head` and `token` are the strides. The pieces of a row follow one another.
+void attend(const Layer *layer, const bf16 *q, long q_row, const bf16 *keys, const bf16 *values, long head, long token, const long *pieces,
+            long count, bf16 *out, long m) {
+    const long d = layer->head_dim, h = layer->heads, shared = h / layer->kv_heads, size = d + 2;
     const float scale = 1 / std::sqrt((float)d);
+    static thread_local std::vector<Part> cut;
     static thread_local floats kept;
-    kept.resize(m * h * chunks * size);
-    float *parts = kept.data();
+    static thread_local std::vector<long> begins;
+    cut.clear();
+    begins.assign(m + 1, 0);
+    for (long p = 0; p < count; p++)
+        for (long start = 0; start < pieces[3 * p + 2]; start += CHUNK) {
+            cut.push_back({pieces[3 * p], pieces[3 * p + 1] + start * token, std::min(CHUNK, pieces[3 * p + 2] - start)});
+            begins[pieces[3 * p] + 1] = cut.size();
+        }
+    const long parts = cut.size();
+    kept.resize(parts * h * size);
+    const Part *all_parts = cut.data();
+    const long *ends = begins.data();
+    float *found = kept.data();
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
-        for (long task = 0; task < m * h * chunks; task++) {
-            const long chunk = task % chunks, head = task / chunks % h, row = task / chunks / h, group = head / shared, start = chunk * CHUNK;
-            over(q + row * q_row + head * d, keys + row * ks[0] + group * ks[1] + start * ks[2], values + row * vs[0] + group * vs[1] + start * vs[2],
-                 ks[2], vs[2], std::min(CHUNK, t - start), d, scale, parts + task * size);
+        for (long task = 0; task < parts * h; task++) {
+            const Part &part = all_parts[task / h];
+            const long which = task % h, from = part.offset + which / shared * head;
+            over(q + part.row * q_row + which * d, keys + from, values + from, token, part.count, d, scale, found + task * size);
         }
 #pragma omp for schedule(static)
-        for (long head = 0; head < m * h; head++) {
-            const float *part = parts + head * chunks * size;
+        for (long task = 0; task < m * h; task++) {
+            const long row = task / h, which = task % h;
             float most = -INFINITY, all = 0;
-            for (long j = 0; j < chunks; j++) most = std::max(most, part[j * size + d]);
+            for (long p = ends[row]; p < ends[row + 1]; p++) most = std::max(most, found[(p * h + which) * size + d]);
             floats sum(d);
-            for (long j = 0; j < chunks; j++) {
-                const float share = std::exp(part[j * size + d] - most);
-                all += share * part[j * size + d + 1];
-                for (long c = 0; c < d; c++) sum[c] += share * part[j * size + c];
+            for (long p = ends[row]; p < ends[row + 1]; p++) {
+                const float *part = found + (p * h + which) * size;
+                const float share = std::exp(part[d] - most);
+                all += share * part[d + 1];
+                for (long c = 0; c < d; c++) sum[c] += share * part[c];
             }
-            for (long c = 0; c < d; c++) out[head * d + c] = narrow(sum[c] / all);
+            for (long c = 0; c < d; c++) out[task * d + c] = narrow(sum[c] / all);
         }
     }
 }
@@ -487,25 +511,25 @@ void finish(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out, long
     }
 }
 
-// Some layers one after the other: the newest of t tokens of each row is stored in every layer's cache, then attended from. Keys and values
-// have strides of rows, of kv heads and of tokens. `before` is the stream in front of the last layer, `out` the one behind it.
-void run(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys, const long *ks,
-         bf16 *const *values, const long *vs, bf16 *before, bf16 *out, long m, long t) {
+// Some layers one after the other: each row's new token is stored at element newest[row] of every layer's keys and values, then attended
+// from; the pieces, as of `attend`, hold it too. `before` is the stream in front of the last layer, `out` the one behind it.
+void run(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys, bf16 *const *values,
+         long head, long token, const long *newest, const long *pieces, long parts, bf16 *before, bf16 *out, long m) {
     const long width = layers[0]->width, h = layers[0]->heads, g = layers[0]->kv_heads, d = layers[0]->head_dim, all = (h + 2 * g) * d;
     static thread_local std::vector<bf16> kept;
     kept.resize(m * (all + h * d + 2 * width));
     bf16 *qkv = kept.data(), *seen = qkv + m * all, *streams[2] = {seen + m * h * d, seen + m * (h * d + width)};
+    if (count == 1) std::copy_n(x, m * width, before);
     for (long l = 0; l < count; l++) {
         bf16 *after = l + 1 == count ? out : l + 2 == count ? before : streams[l % 2];
-        if (count == 1) std::copy_n(x, m * width, before);
         project(layers[l], x, cosine, sine, qkv, m);
         for (long row = 0; row < m; row++)
-            for (long head = 0; head < g; head++) {
-                const bf16 *key = qkv + row * all + (h + head) * d;
-                std::copy_n(key, d, keys[l] + row * ks[0] + head * ks[1] + (t - 1) * ks[2]);
-                std::copy_n(key + g * d, d, values[l] + row * vs[0] + head * vs[1] + (t - 1) * vs[2]);
+            for (long which = 0; which < g; which++) {
+                const bf16 *key = qkv + row * all + (h + which) * d;
+                std::copy_n(key, d, keys[l] + newest[row] + which * head);
+                std::copy_n(key + g * d, d, values[l] + newest[row] + which * head);
             }
-        attend(layers[l], qkv, all, keys[l], ks, values[l], vs, seen, m, t);
+        attend(layers[l], qkv, all, keys[l], values[l], head, token, pieces, parts, seen, m);
         finish(layers[l], x, seen, after, m);
         x = after;
     }

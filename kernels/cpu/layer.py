@@ -3,7 +3,7 @@
     qkv = project(layer, x, cos, sin)               # [m, h + 2 g, d]
     seen = attend(layer, query, keys, values)       # [m, h, d], where the cache is one piece of memory
     x = finish(layer, x, seen)                      # [m, width]
-    x, before = run(layers, x, cos, sin, keys, values, filled)      # all of it, layer after layer, storing the new keys and values
+    x, before = run(layers, x, cos, sin, place)     # all of it, layer after layer, storing the new keys and values
 
 Everything is bfloat16, and rounded where these functions give it back. What a layer points to must stay as it is. All of it needs
 `library().functions`.
@@ -20,10 +20,10 @@ from torch import Tensor
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix, MatrixFields
 
-__all__ = ["FEW", "Layer", "attend", "attends", "finish", "project", "run"]
+__all__ = ["FEW", "Layer", "Place", "attend", "attends", "finish", "project", "run"]
 
 # Up to so many rows a step is reading weights; with more it is multiplying, which torch does with AMX.
-FEW = 4
+FEW = 8
 # Of a head's channels a step of attention takes 32, and no head has more than this.
 _STEP, _WIDEST = 32, 256
 
@@ -35,6 +35,22 @@ class _Fields(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("eps", "query_scale")),
         *((name, ctypes.c_long) for name in ("width", "heads", "kv_heads", "head_dim", "inner", "gelu")),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a step finds the keys and values of some layers, a piece of memory each, and leaves those of the new token of each row.
+
+    `pieces` are of each row: (first element, number of tokens), the new one among them, which begins at element `newest`. `head` and
+    `token` are the strides from a head to the next and from a token to the next, in elements, and the same for keys and values.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    head: int
+    token: int
+    pieces: Sequence[Sequence[tuple[int, int]]]
+    newest: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,24 +96,25 @@ def project(layer: Layer, x: Float[Tensor, "m w"], cos: Float[Tensor, "m f"], si
     return out
 
 
-def attends(keys: Float[Tensor, "m g t d"], values: Float[Tensor, "m g t d"]) -> bool:
-    """Whether `attend` reads such keys and values where they lie."""
-    d = keys.shape[3]
-    return (
-        d % _STEP == 0 and d <= _WIDEST and values.shape == keys.shape and keys.dtype == values.dtype == torch.bfloat16
-        and keys.stride(3) == values.stride(3) == 1 and keys.shape[2] > 0
-    )  # fmt: skip
+def attends(keys: Float[Tensor, "*m d"], values: Float[Tensor, "*m d"]) -> bool:
+    """Whether `attend` and `run` read such keys and values where they lie."""
+    d, alike = keys.shape[-1], keys.dtype == values.dtype == torch.bfloat16 and keys.stride() == values.stride()
+    return alike and keys.shape == values.shape and keys.stride(-1) == 1 and d % _STEP == 0 and d <= _WIDEST
 
 
 def attend(
     layer: Layer, query: Float[Tensor, "m h d"], keys: Float[Tensor, "m g t d"], values: Float[Tensor, "m g t d"]
 ) -> Float[Tensor, "m h d"]:
     """softmax(q k^T / sqrt(d)) v over all t entries of each row. `attends` must hold; a query's heads lie side by side."""
-    out = torch.empty(query.shape, dtype=torch.bfloat16)
-    strides = [(ctypes.c_long * 3)(*part.stride()[:3]) for part in (keys, values)]
-    where = query.data_ptr(), query.stride(0), keys.data_ptr(), strides[0], values.data_ptr(), strides[1]
-    _functions().attend(ctypes.byref(layer.fields), *where, out.data_ptr(), len(query), keys.shape[2])
+    out, (step, head, token) = torch.empty(query.shape, dtype=torch.bfloat16), keys.stride()[:3]
+    pieces = _numbers([number for row in range(len(query)) for number in (row, row * step, keys.shape[2])])
+    where = query.data_ptr(), query.stride(0), keys.data_ptr(), values.data_ptr(), head, token
+    _functions().attend(ctypes.byref(layer.fields), *where, pieces, len(query), out.data_ptr(), len(query))
     return out
+
+
+def _numbers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_long]":
+    return (ctypes.c_long * len(values))(*values)
 
 
 def finish(layer: Layer, x: Float[Tensor, "m w"], seen: Float[Tensor, "m n"]) -> Float[Tensor, "m w"]:
@@ -108,23 +125,17 @@ def finish(layer: Layer, x: Float[Tensor, "m w"], seen: Float[Tensor, "m n"]) ->
 
 
 def run(
-    layers: Sequence[Layer],
-    x: Float[Tensor, "m w"],
-    cos: Float[Tensor, "m f"],
-    sin: Float[Tensor, "m f"],
-    keys: Sequence[Float[Tensor, "m g c d"]],
-    values: Sequence[Float[Tensor, "m g c d"]],
-    filled: int,
+    layers: Sequence[Layer], x: Float[Tensor, "m w"], cos: Float[Tensor, "m f"], sin: Float[Tensor, "m f"], place: Place
 ) -> tuple[Float[Tensor, "m w"], Float[Tensor, "m w"]]:
-    """The stream after these layers, and before the last of them; keys and values of each layer are stored as entry `filled` - 1 of c.
+    """The stream after these layers, and before the last of them; the new token of each row is stored where `place` says.
 
-    All layers have the same sizes, and caches of the same shape and strides, for which `attends` must hold.
+    All layers have the same sizes, and memory of the same shape and strides, for which `attends` must hold.
     """
     out, before, count = torch.empty_like(x), torch.empty_like(x), len(layers)
     pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))
-    caches = []
-    for parts in (keys, values):
-        caches += [(ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)), (ctypes.c_long * 3)(*parts[0].stride()[:3])]
+    memory = [(ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)) for parts in (place.keys, place.values)]
+    pieces = [number for row, parts in enumerate(place.pieces) for part in parts for number in (row, *part)]
+    where = *memory, place.head, place.token, _numbers(place.newest), _numbers(pieces), len(pieces) // 3
     turns = x.data_ptr(), cos.data_ptr(), sin.data_ptr()
-    _functions().run(pointers, count, *turns, *caches, before.data_ptr(), out.data_ptr(), len(x), filled)
+    _functions().run(pointers, count, *turns, *where, before.data_ptr(), out.data_ptr(), len(x))
     return out, before

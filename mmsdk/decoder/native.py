@@ -3,8 +3,8 @@
     hasten(decoder)     # after its weights are where they are to stay
 
 A step of a few rows costs what reading the weights costs, if nothing else comes on top: one call for all layers where the cache is one
-piece of memory, else two or three a layer. Everything else (prompts, gradients, other dtypes, mixtures of experts, latent attention,
-adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
+piece of memory or pages, else two or three a layer. Everything else (prompts, gradients, other dtypes, mixtures of experts, latent
+attention, adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,7 @@ from mmsdk.kernels.cpu import layer as native
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import TILE, Matrix, wide
 from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
@@ -79,22 +80,22 @@ class NativeStep:
 
 
 class NativeRun:
-    """A decode step through several layers whose caches are pieces of memory."""
+    """A decode step through several layers whose tokens are read where they lie."""
 
     def __init__(self, steps: Sequence[NativeStep]) -> None:
         self._steps = steps
 
     def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s w"], ...]:
         """See `Express`; the cache has made room for the tokens."""
-        if not _takes(x) or type(cache) is not DenseCache:
+        if not _takes(x) or not isinstance(cache, DenseCache | PagedCache):
             return ()
-        keys, values, filled = cache.evenly(layers)
-        if not filled or not native.attends(keys[0], values[0]):
+        found = cache.place(layers)
+        if not found or not native.attends(found[0].keys[0], found[0].values[0]):
             return ()
         made = [one for step in self._steps[layers.start : layers.stop] if (one := step.made) is not None and _plain(step.layer)]
         if len(made) < len(layers):
             return ()
-        return tuple(part[:, None] for part in native.run(made, x[:, 0], *_turns(rotation, len(x)), keys, values, filled))
+        return tuple(part[:, None] for part in native.run(made, x[:, 0], *_turns(rotation, len(x)), found[0]))
 
 
 def _takes(x: Float[Tensor, "b s w"]) -> bool:

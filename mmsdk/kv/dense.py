@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.kernels.cpu.layer import Place
 from mmsdk.kv.slots import Slots, ascending, next_position, roomy
 from mmsdk.kv.types import LayerView
 
@@ -119,16 +120,19 @@ class DenseCache:
         keys, values = self._keys[layer][:, :, : slots.count], self._values[layer][:, :, : slots.count]
         return LayerView(keys, values, slots.positions, slots.valid, slots.lengths, slots.ordered)
 
-    def evenly(self, layers: range) -> tuple[list[Tensor], list[Tensor], int]:
-        """The memory of keys and of values of these layers [b g c d], and how many entries of each row are filled.
+    def place(self, layers: range) -> tuple[Place, ...]:
+        """Where these layers' tokens lie, if all hold the same ones, in order and without padding; else nothing.
 
-        That is 0 unless all these layers hold the same tokens, in order and without padding. Whoever asks after `advance` may write the
-        last entries in the place of `append`.
+        Whoever asks after `advance` has announced one token a row may store it there, in the place of `append`.
         """
         slots = self._slots[layers.start]
-        even = slots.ordered and all(self._slots[layer] is slots for layer in layers)
-        ends = slice(layers.start, layers.stop)
-        return self._keys[ends], self._values[ends], slots.count if even else 0
+        if not slots.ordered or not slots.count or any(self._slots[layer] is not slots for layer in layers):
+            return ()
+        ends, count = slice(layers.start, layers.stop), slots.count
+        step, head, token, _ = self._keys[layers.start].stride()
+        rows = range(len(self.position))
+        pieces, newest = [[(row * step, count)] for row in rows], [row * step + (count - 1) * token for row in rows]
+        return (Place(self._keys[ends], self._values[ends], head, token, pieces, newest),)
 
     def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
         """Keep only these entries of a layer, in this (ascending) order; the slots of the others are filled again."""

@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
-from mmsdk.kv.pages import RowPages, Store
+from mmsdk.kernels.cpu.layer import Place
+from mmsdk.kv.pages import Pages, RowPages, Store
 from mmsdk.kv.sheet import Arrival, Sheet
 from mmsdk.kv.slots import Slots, joined
 from mmsdk.kv.types import LayerView, PagedView, View
@@ -119,6 +120,20 @@ class PagedCache:
             slots = sheet.slots
             return LayerView(keys.detach(), values.detach(), slots.positions, slots.valid, slots.lengths, slots.ordered)
         return self._store.view(layer, sheet.where)
+
+    def place(self, layers: range) -> tuple[Place, ...]:
+        """Where these layers' tokens lie, if all hold the same ones, each row in order, and exactly; else nothing.
+
+        Whoever asks after `advance` has announced one token a row may store it there, in the place of `append`.
+        """
+        sheet, store = self._sheet(layers.start), self._store
+        whole = layers.stop <= sheet.layers.stop and sheet.ascending and set(sheet.arrival.counts) == {1}
+        if not whole or not isinstance(store, Pages):
+            return ()
+        head, token = store.keys.stride(3), store.keys.stride(2)
+        pieces = [[(start * token, stop - start) for start, stop in row] for row in sheet.where.stretches]
+        memory = [[pool[layer] for layer in layers] for pool in (store.keys, store.values)]
+        return (Place(*memory, head, token, pieces, [slot * token for slot in sheet.places.tolist()]),)
 
     def view(self, layer: int) -> LayerView:
         """What the layer holds, side by side: a copy."""
