@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Everything, Masks
+from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.norm import RMSNorm
@@ -25,6 +26,7 @@ from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import TILE, Matrix, wide
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.paged import PagedCache
+from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
@@ -69,6 +71,9 @@ class NativeStep:
         heads, kv_heads = attention.heads, attention.kv_heads
         qkv = native.project(made, x[:, 0], *_turns(rotation, len(x)))
         query, key, value = qkv.unsqueeze(2).split((heads, kv_heads, kv_heads), dim=1)
+        if isinstance(cache, PolicyCache):
+            seen = cache.attend(layer, query, key, value, Asking(attention.core, masks, rotation)).contiguous()
+            return native.finish(made, x[:, 0], seen.flatten(1))[:, None]
         view = cache.append(layer, key, value)
         mask = masks.of(view)
         plain = type(attention.core) is Dense and type(mask) is Everything
