@@ -1,4 +1,4 @@
-"""A store that keeps the last tokens as they are and older ones in fewer bits (KIVI, arXiv 2402.02750).
+"""A store that keeps the last tokens as they are and older ones in fewer bits (KIVI, arXiv 2402.02750, or TurboQuant).
 
 A row's tokens go into exact blocks. When more than `window` of them lie behind its oldest block, that block is rounded, keys per channel
 and values per token, and its memory is free again. Rounded blocks are shared by forks and selected rows like any other, and never written.
@@ -16,7 +16,7 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kv.blocks import Blocks
 from mmsdk.kv.pages import Pages, RowPages, Where
-from mmsdk.kv.rounding import Bits, Codes, decode, encode, per_value, scale_dtype
+from mmsdk.kv.rounding import Bits, Codes, decode, encode, group, per_value, scale_dtype
 from mmsdk.kv.types import LayerView
 
 __all__ = ["PAGE", "WINDOW", "RoundedPages"]
@@ -30,12 +30,12 @@ class Rounded:
 
     def __init__(self, shape: tuple[int, int, int, int, int], dim: int, bits: Bits, dtype: torch.dtype, device: torch.device) -> None:
         layers, columns, page, g, d = shape
-        self._dim, self._bits, self._width, self._dtype = dim, bits, d, dtype
+        self._dim, self._bits, self._width, self._dtype = group(bits, dim, channels=4), bits, d, dtype
         packed = -(-d * per_value(bits) // 8)
         self._codes: UInt8[Tensor, "layers blocks page g p"] = torch.empty(
             layers, columns, page, g, packed, dtype=torch.uint8, device=device
         )
-        groups = [size if place != dim else 1 for place, size in enumerate(shape)]
+        groups = [size if place != self._dim else 1 for place, size in enumerate(shape)]
         self._scale, self._low = (torch.empty(groups, dtype=scale_dtype(dtype), device=device) for _ in range(2))
 
     @property

@@ -7,6 +7,7 @@ exceeds scale / 2. Each group is scaled by itself alone: nothing is learned from
 max |x| / 448 and no minimum: of a channel that is large for every token it keeps less than int8 does.
 
 KIVI's groups of keys are 32 tokens; ours are the blocks, which are as long. KIVI's values are grouped by 32 channels, ours by the head.
+The kinds called turbo are TurboQuant's instead (`mmsdk.kv.turbo`): each token by itself, keys like values.
 """
 
 from collections.abc import Mapping
@@ -18,11 +19,13 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-__all__ = ["Bits", "Codes", "decode", "encode", "names", "per_value", "scale_dtype"]
+from mmsdk.kv.turbo import restored, rounded
 
-Bits = Literal["fp8", "int8", "int4", "int2"]
+__all__ = ["Bits", "Codes", "decode", "encode", "group", "names", "per_value", "scale_dtype"]
 
-_LEVELS: Mapping[str, int] = MappingProxyType({"int8": 8, "int4": 4, "int2": 2})
+Bits = Literal["fp8", "int8", "int4", "int2", "turbo4", "turbo2"]
+
+_LEVELS: Mapping[str, int] = MappingProxyType({"int8": 8, "int4": 4, "int2": 2, "turbo4": 4, "turbo2": 2})
 _E4M3 = 448.0
 
 
@@ -45,6 +48,11 @@ def per_value(bits: Bits) -> int:
     return _LEVELS.get(bits, 8)
 
 
+def group(bits: Bits, dim: int, channels: int) -> int:
+    """The axis along which numbers share a scale: `dim`, or the channels where a token is rounded by itself."""
+    return channels if bits.startswith("turbo") else dim
+
+
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     """What scales are stored in: float16, whose eleven bits are enough for any code, beside half-size numbers, else float32."""
     return torch.float32 if dtype in (torch.float32, torch.float64) else torch.float16
@@ -58,6 +66,10 @@ def encode(x: Float[Tensor, "*n d"], dim: int, bits: Bits) -> Codes:
         scale = _stored(wide.abs().amax(dim, keepdim=True) / _E4M3, stored, most)
         codes = (wide / scale.float()).clamp(-_E4M3, _E4M3).to(torch.float8_e4m3fn).view(torch.uint8)
         return Codes(codes, scale, torch.zeros_like(scale))
+    if bits.startswith("turbo"):
+        codes, lengths = rounded(x, per_value(bits))
+        scale = lengths.clamp(max=most).to(stored)
+        return Codes(_packed(codes, per_value(bits)), scale, torch.zeros_like(scale))
     steps = 2 ** per_value(bits) - 1
     least = wide.amin(dim, keepdim=True)
     low = least.clamp(-most, most).to(stored)
@@ -71,6 +83,8 @@ def decode(found: Codes, bits: Bits, width: int, dtype: torch.dtype) -> Float[Te
     if bits == "fp8":
         return (found.codes.view(torch.float8_e4m3fn).float() * found.scale.float()).to(dtype)
     codes = _unpacked(found.codes, per_value(bits))[..., :width]
+    if bits.startswith("turbo"):
+        return restored(codes, found.scale, per_value(bits)).to(dtype)
     return torch.addcmul(found.low.float(), codes.float(), found.scale.float()).to(dtype)
 
 
