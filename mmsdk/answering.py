@@ -10,14 +10,15 @@ from mmsdk.answer import Answer, Tokens
 from mmsdk.compress import Compression
 from mmsdk.decoder.quantised import precision
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import InputError, MmsdkError, ModelError
+from mmsdk.errors import InputError, MmsdkError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Guide, guide_of
 from mmsdk.generate.loop import Generated, Step, collect, generate
 from mmsdk.models.types import VLM
 from mmsdk.recall import Recall
 from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
 
-__all__ = ["Stream", "alone", "answered", "sampled", "streamed"]
+__all__ = ["Stream", "alone", "answered", "guided", "sampled", "streamed"]
 
 
 def answered(
@@ -30,6 +31,7 @@ def answered(
     with clock.stage("decode"):
         texts = [] if ready.context is None else collect(_steps(vlm, speaker, rows, ready.context, [config] * len(rows), clock), len(rows))
     answers = {i: _answer(vlm, row, text, config, clock) for (i, row), text in zip(ready.rows.items(), texts, strict=True)}
+    answers = {i: one.at(i) if isinstance(one, InputError) else one for i, one in answers.items()}
     return {**ready.errors, **answers}
 
 
@@ -59,6 +61,11 @@ def streamed(vlm: VLM, compression: Compression, question: Question, config: Gen
     clock = Clock(device_of(vlm))
     row, context = _single(vlm, compression, question, config, recall, worn, clock)
     return Stream(_pieces(vlm, worn.decoder(vlm.decoder, [0]), row, context, config, clock))
+
+
+def guided(vlm: VLM, config: GenerationConfig) -> Guide:
+    """A guide of the form that an answer is to have. Raises InputError, naming the setting, where no answer of this model's can have it."""
+    return guide_of(config.constraint, vlm.tokenizer, vlm.stop_ids, vlm.decoder.config.vocabulary)
 
 
 class Stream(Iterator[str]):
@@ -117,8 +124,8 @@ def _single(
 def _steps(
     vlm: VLM, speaker: Decoder, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock
 ) -> Iterator[Step]:
-    words = [row.words for row in rows]
-    return generate(speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began)
+    words, guides = [row.words for row in rows], [guided(vlm, config) for config in configs]
+    return generate(speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began, guides)
 
 
 def _pieces(vlm: VLM, speaker: Decoder, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
@@ -140,15 +147,15 @@ def _pieces(vlm: VLM, speaker: Decoder, row: Row, context: Context, config: Gene
     return _sound(_answer(vlm, row, collect(said, 1)[0], config, clock))
 
 
-def _answer(vlm: VLM, row: Row, text: Generated, config: GenerationConfig, clock: Clock) -> Answer | ModelError:
-    if isinstance(text.finish, ModelError):
+def _answer(vlm: VLM, row: Row, text: Generated, config: GenerationConfig, clock: Clock) -> Answer | MmsdkError:
+    if isinstance(text.finish, MmsdkError):
         return text.finish
     counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids), row.recalled)
     kind = precision(vlm.decoder)
     return Answer(text.text.lstrip(), counts, clock.timings, int(config.seed), text.finish, row.sights, kind, text.logprobs)
 
 
-def _sound(answer: Answer | ModelError) -> Answer:
-    if isinstance(answer, ModelError):
+def _sound(answer: Answer | MmsdkError) -> Answer:
+    if isinstance(answer, MmsdkError):
         raise answer
     return answer

@@ -17,12 +17,13 @@ import torch
 
 from mmsdk.adapters import Adapters, AdapterSpec, Worn
 from mmsdk.answer import Answer
-from mmsdk.answering import Stream, alone, answered, sampled, streamed
+from mmsdk.answering import Stream, alone, answered, guided, sampled, streamed
 from mmsdk.compress import Compression, CompressionSpec, compression
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.recall import Recall, recalling
@@ -96,7 +97,7 @@ class Pipeline:
         self, media: Given | Sequence[Given], question: str, *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
-        compress: CompressionSpec | None = ...,
+        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec = ...,
     ) -> Answer: ...  # fmt: skip
 
@@ -105,7 +106,7 @@ class Pipeline:
         self, media: Given | Sequence[Given], question: str, *, n: int, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
-        compress: CompressionSpec | None = ...,
+        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec = ...,
     ) -> list[Answer]: ...  # fmt: skip
 
@@ -114,7 +115,7 @@ class Pipeline:
         self, media: Sequence[Question], *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
-        compress: CompressionSpec | None = ...,
+        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec | Sequence[AdapterSpec] = ...,
     ) -> list[Answer | MmsdkError]: ...  # fmt: skip
 
@@ -136,6 +137,9 @@ class Pipeline:
         frequency_penalty: float = 0.0,
         max_time: float = math.inf,
         logprobs: int = 0,
+        schema: Schema | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
         compress: CompressionSpec | None = None,
         adapter: AdapterSpec | Sequence[AdapterSpec] = "",
     ) -> Answer | list[Answer] | list[Answer | MmsdkError]:
@@ -147,6 +151,9 @@ class Pipeline:
         two of them score alike. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call. `adapter`
         names one that is loaded, or several with their weights, or, in a list, what each row of a batch has (`mmsdk.adapters`).
 
+        The answer is JSON of a `schema`, what a `regex` matches whole, or one of `choice`, where one of these is given; it is its
+        beginning where it ends by `max_tokens` or `max_time`. See `mmsdk.generate.constrain`.
+
         `n` answers of one question come as a list, with the seeds `seed`, `seed` + 1, ...: what is asked is read once.
 
         Raises InputError, and BudgetError, for a single question that cannot be answered, ModelError where its scores are not finite.
@@ -154,8 +161,9 @@ class Pipeline:
         """
         config = GenerationConfig(
             max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
-            logprobs,
+            logprobs, Constraint.of(schema, regex, choice),
         )  # fmt: skip
+        guided(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
         if n is not None:
             _check_number("n", n)
@@ -189,17 +197,22 @@ class Pipeline:
         frequency_penalty: float = 0.0,
         max_time: float = math.inf,
         logprobs: int = 0,
+        schema: Schema | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
         compress: CompressionSpec | None = None,
         adapter: AdapterSpec = "",
     ) -> Stream:
         """The same answer in pieces, as they become certain; the pieces joined are the answer.
 
-        Errors are raised here, at once; only scores that are not finite end the stream later, with a ModelError where they occur.
+        Errors are raised here, at once; only scores that are not finite, and a form that cannot be followed further, end the stream later,
+        with a ModelError or an InputError where they occur.
         """
         config = GenerationConfig(
             max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
-            logprobs,
+            logprobs, Constraint.of(schema, regex, choice),
         )  # fmt: skip
+        guided(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
         worn = self.adapters.worn(adapter, 1)
         return streamed(self.vlm, steps, (media, question), config, self.recall, worn)

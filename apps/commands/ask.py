@@ -15,6 +15,7 @@ from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Constraint
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.pipeline import Pipeline, pipeline
 from mmsdk.prompt import Prompt
@@ -28,7 +29,9 @@ USAGE = 'write: mmsdk ask PATH... "question"'
 def run(args: argparse.Namespace) -> int:
     """Answer the question about the files. What is wrong with the words is told before the model is loaded, which takes seconds."""
     paths, question = _split(args.words)
-    config = GenerationConfig(args.max_tokens, args.temperature, seed=args.seed)
+    form = _form(args)
+    constraint = Constraint.of(form.schema, form.regex, form.choice)
+    config = GenerationConfig(args.max_tokens, args.temperature, seed=args.seed, constraint=constraint)
     if args.explain:
         check_path(Path(args.explain), paths)
     for path in paths:
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         worn = adapted(pipe, args.adapter)
     # said below, with the other notes
     warnings.simplefilter("ignore", LegibilityWarning)
-    answer = (_whole if args.json else _streamed)(pipe, paths, question, config, worn)
+    answer = (_whole if args.json else _streamed)(pipe, paths, question, config, form, worn)
     for sight in answer.sights:
         for note in sight.notes:
             print(f"mmsdk: {sight.source}: {note}", file=sys.stderr)
@@ -51,6 +54,25 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_told(answer, pipe.vlm.name)))
     return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """What the answer is to be, as the pipeline is told."""
+
+    schema: str | None
+    regex: str | None
+    choice: tuple[str, ...] | None
+
+
+def _form(args: argparse.Namespace) -> _Form:
+    choice = None if args.choice is None else tuple(word.strip() for word in args.choice.split(","))
+    if args.schema is None:
+        return _Form(None, args.regex, choice)
+    try:
+        return _Form(Path(args.schema).read_text(encoding="utf-8"), args.regex, choice)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the schema cannot be read: {error}", item=args.schema) from None
 
 
 def _split(words: list[str]) -> tuple[list[str], str]:
@@ -68,16 +90,22 @@ def _split(words: list[str]) -> tuple[list[str], str]:
     return paths, question
 
 
-def _streamed(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, worn: AdapterSpec) -> Answer:
-    pieces = pipe.stream(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed, adapter=worn)
+def _streamed(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, form: _Form, worn: AdapterSpec) -> Answer:
+    pieces = pipe.stream(
+        paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed,
+        schema=form.schema, regex=form.regex, choice=form.choice, adapter=worn,
+    )  # fmt: skip
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
     return pieces.answer
 
 
-def _whole(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, worn: AdapterSpec) -> Answer:
-    return pipe(paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed, adapter=worn)
+def _whole(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, form: _Form, worn: AdapterSpec) -> Answer:
+    return pipe(
+        paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed,
+        schema=form.schema, regex=form.regex, choice=form.choice, adapter=worn,
+    )  # fmt: skip
 
 
 def _told(answer: Answer, model: str) -> dict[str, object]:

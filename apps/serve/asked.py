@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mmsdk.apps.serve.form import form_of
 from mmsdk.apps.serve.refusal import RefusedError, refused
 from mmsdk.apps.serve.settings import Settings
 from mmsdk.apps.serve.wire import ChatRequest, ImagePart, Message, TextPart, VideoPart
@@ -34,7 +35,7 @@ def asked(request: ChatRequest, vlm: VLM, settings: Settings) -> Asked:
     Raises RefusedError, naming the item, for settings that cannot be, media that cannot be used or fetched, and turns that the model
     cannot take.
     """
-    config = _config(request, settings)
+    config = replace(_config(request, settings), constraint=form_of(request, vlm))
     count = sum(not isinstance(part, TextPart) for message in request.messages for part in _parts(message))
     if count > settings.media:
         raise RefusedError(400, f"{count} pictures and clips, but at most {settings.media} go into a request", "too_many_media", "messages")

@@ -9,7 +9,19 @@ from pydantic_core import from_json
 
 from mmsdk.apps.serve.refusal import RefusedError
 
-__all__ = ["Address", "ChatRequest", "ImagePart", "Message", "Part", "TextPart", "VideoPart", "parsed"]
+__all__ = [
+    "Address",
+    "ChatRequest",
+    "ImagePart",
+    "JSONSchema",
+    "Message",
+    "Part",
+    "ResponseFormat",
+    "StructuredOutputs",
+    "TextPart",
+    "VideoPart",
+    "parsed",
+]
 
 
 class _Strict(BaseModel):
@@ -67,8 +79,35 @@ class StreamOptions(_Strict):
     include_obfuscation: Literal[False] = False
 
 
+class JSONSchema(_Strict):
+    """A schema with its name. It is always followed, `strict` or not."""
+
+    name: str
+    description: str | None = None
+    form: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What the whole answer is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+
+
+class StructuredOutputs(_Strict):
+    """The same as vLLM's clients say it: one of these."""
+
+    form: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    json_object: bool | None = None
+
+
 class ChatRequest(_Strict):
-    """The fields that make a difference, `top_k` and `min_p` beyond OpenAI's; and those that tell who asks, which make none."""
+    """The fields that make a difference, beyond OpenAI's `top_k`, `min_p` and those of vLLM's that say what the answer is to be; and those
+    that tell who asks, which make none.
+    """
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -82,6 +121,11 @@ class ChatRequest(_Strict):
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -97,7 +141,6 @@ ABSENT: Mapping[str, Sequence[object]] = MappingProxyType(
         "logit_bias": ({},),
         "frequency_penalty": (0,),
         "presence_penalty": (0,),
-        "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (False, True),
@@ -137,10 +180,6 @@ def parsed(body: bytes) -> ChatRequest:
 def _check_asks_nothing(name: str, value: object) -> None:
     if value is None or value in ABSENT[name]:
         return
-    if name == "response_format":
-        raise RefusedError(
-            400, "response_format: structured output is not supported yet; leave it out, or ask in words", "unsupported", name
-        )
     neutral = " or ".join(repr(one) for one in ABSENT[name])
     raise RefusedError(
         400, f"{name} is not supported; leave it out{f', or say {neutral}' if neutral else ''}", "unsupported_parameter", name

@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 
 from mmsdk.errors import InputError
+from mmsdk.generate.constrain import ANY, Constraint
 from mmsdk.vision.values import shown
 
 __all__ = ["GenerationConfig"]
@@ -28,6 +29,8 @@ class GenerationConfig:
     `max_time` is in seconds from the beginning of the work, what is done before the first token included; it is looked at between tokens,
     so that one is always said. `logprobs` k gives the logarithm of every token's probability, and the k likeliest in its place; 0 none.
 
+    `constraint` says what form the answer is to have; see `mmsdk.generate.constrain`.
+
     Raises InputError naming the setting that cannot be.
     """
 
@@ -43,6 +46,7 @@ class GenerationConfig:
     frequency_penalty: int | float = 0.0
     max_time: int | float = math.inf
     logprobs: int = 0
+    constraint: Constraint = ANY
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, "a whole number of at least 1")
@@ -67,7 +71,7 @@ class GenerationConfig:
     @property
     def plain(self) -> bool:
         """Whether the likeliest token is always the one that is said."""
-        return self.temperature == 0 and not self.penalised
+        return self.temperature == 0 and not self.penalised and self.constraint.kind == "any"
 
 
 def _factor(value: float) -> bool:

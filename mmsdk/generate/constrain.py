@@ -27,7 +27,7 @@ from torch import Tensor
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.values import shown
 
-__all__ = ["ANY", "FREE", "Constraint", "Free", "Guide", "Guided", "Written", "guide_of", "masked"]
+__all__ = ["ANY", "FREE", "Constraint", "Free", "Guide", "Guided", "Schema", "Written", "guide_of", "masked"]
 
 Schema = Mapping[str, object] | str
 _WORD = 32

@@ -18,8 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.decoder.types import Speaker
-from mmsdk.errors import InputError, ModelError
+from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import FREE, Guide, masked
 from mmsdk.generate.logprobs import Said, likelihoods
 from mmsdk.generate.sampling import Sampler
 from mmsdk.generate.text import Decode, TextStream
@@ -27,16 +28,16 @@ from mmsdk.kv.types import KVCache
 
 __all__ = ["Finish", "Generated", "Reply", "Step", "collect", "generate"]
 
-Finish = Literal["stop", "length", "time"] | ModelError
+Finish = Literal["stop", "length", "time"] | MmsdkError
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One row went on. `ids` are the tokens it gained (none for the one that only ends the text), `text` is what that set free.
 
-    `finish` says why the row ends here, if it does: "stop" for an end-of-text id or a stop string, "length" for `max_tokens`, "time" for
-    `max_time`, a ModelError where its logits are not finite. A row gives no step after that one. `logprobs` are those of `ids`, where
-    they were asked for.
+    `finish` says why the row ends here, if it does: "stop" for an end-of-text id, a stop string, or a form that is complete, "length" for
+    `max_tokens`, "time" for `max_time`, a ModelError where its logits are not finite, an InputError where its form cannot be followed
+    further. A row gives no step after that one. `logprobs` are those of `ids`, where they were asked for.
     """
 
     row: int
@@ -68,20 +69,28 @@ def generate(
     stop_ids: frozenset[int],
     prompts: Sequence[Sequence[int]] = (),
     began: float = math.inf,
+    guides: Sequence[Guide] = (),
 ) -> Generator[Step, None, None]:
     """Text from what the decoder knows, as a stream: the steps of all rows, in order of time, then of rows.
 
     `hidden` is the decoder's output at the last real token of every row's prompt, `cache` holds that prompt, `configs` has one entry
     a row, and `decode` leaves special tokens out. `prompts` are the ids of the words of every prompt, which a repetition penalty looks at;
     what pads them is never seen. `began` is when the work did, by `time.perf_counter`, which `max_time` counts from; by default now.
+    `guides`, one a row, are those of the constraints, where there are any.
     The last token said is not in the cache yet; once half the rows of a batch have ended, the others go on in a copy of it.
-    A row whose logits are not finite ends by itself, with a ModelError as its finish. Raises InputError for a wrong number of configs.
+    A row whose logits are not finite ends by itself, with a ModelError as its finish. Raises InputError for a wrong number of configs,
+    and for constraints without guides.
     """
     if len(configs) != hidden.shape[0]:
         raise InputError(f"{len(configs)} of them for {hidden.shape[0]} rows", item="configs")
+    led = guides or [FREE] * len(configs)
+    if len(led) != len(configs) or any(
+        (guide is FREE) != (config.constraint.kind == "any") for guide, config in zip(led, configs, strict=True)
+    ):
+        raise InputError("one that fits is needed for every constraint; guide_of makes it", item="guides")
     logits = _scores(decoder, hidden)
     sampler = Sampler.of(configs, hidden.device, logits.shape[-1], prompts)
-    rows = [Reply(row, config, TextStream(decode, config.stop), stop_ids, began) for row, config in enumerate(configs)]
+    rows = [Reply(row, config, TextStream(decode, config.stop), stop_ids, began, led[row]) for row, config in enumerate(configs)]
     while True:
         ids, told = _said(logits, sampler, rows)
         for row, token, logprobs in zip(rows, ids.tolist(), told, strict=True):
@@ -114,12 +123,24 @@ def collect(steps: Iterable[Step], rows: int) -> list[Generated]:
 
 
 class Reply:
-    """What one row has said so far, and whether it is done. `began` is when its work did, by `time.perf_counter`, at most now."""
+    """What one row has said so far, and whether it is done. `began` is when its work did, by `time.perf_counter`, at most now.
 
-    __slots__ = ("_count", "_number", "_stop_ids", "_text", "_until", "config", "finished")
+    `guide` is where it stands in its form, if it has one.
+    """
 
-    def __init__(self, number: int, config: GenerationConfig, text: TextStream, stop_ids: frozenset[int], began: float = math.inf) -> None:
+    __slots__ = ("_count", "_number", "_stop_ids", "_text", "_until", "config", "finished", "guide")
+
+    def __init__(
+        self,
+        number: int,
+        config: GenerationConfig,
+        text: TextStream,
+        stop_ids: frozenset[int],
+        began: float = math.inf,
+        guide: Guide = FREE,
+    ) -> None:
         self.config = config
+        self.guide = guide
         self._number = number
         self._text = text
         self._stop_ids = stop_ids
@@ -132,13 +153,17 @@ class Reply:
         if token < 0:
             error = ModelError(f"the scores of the answer's token {self._count} are not finite; try dtype float32")
             return self._last((), self._text.finish(), error)
+        # a form that went wrong lets the end through
+        if (problem := self.guide.problem) is not None:
+            return self._last((), self._text.finish(), problem)
         if token in self._stop_ids:
             return self._last((), self._text.finish(), "stop")
         self._count += 1
         text = self._text.push(token)
         if self._text.stopped:
             return self._last((token,), text, "stop", logprobs)
-        if end := self._over():
+        self.guide.push(token)
+        if end := "stop" if self.guide.complete else self._over():
             rest = self._text.finish()
             return self._last((token,), text + rest, "stop" if self._text.stopped else end, logprobs)
         return Step(self._number, (token,), text, None, logprobs)
@@ -150,6 +175,7 @@ class Reply:
 
     def _last(self, ids: tuple[int, ...], text: str, finish: Finish, logprobs: tuple[Said, ...] = ()) -> Step:
         self.finished = True
+        self.guide = FREE
         return Step(self._number, ids, text, finish, logprobs)
 
 
@@ -157,7 +183,7 @@ def _said(logits: Float[Tensor, "b v"], sampler: Sampler, rows: Sequence[Reply])
     """The next token of every row, and how likely it was; -1 where the logits are not finite (told with the ids: the host waits once)."""
     # Not as a decorator of the loop: a generator that is suspended must not leave its caller without gradients.
     with torch.no_grad():
-        ids = sampler(logits).masked_fill(~logits.amax(-1).isfinite(), -1)
+        ids = sampler(masked(logits, [row.guide for row in rows])).masked_fill(~logits.amax(-1).isfinite(), -1)
         return ids, likelihoods(logits, ids, [0 if row.finished else int(row.config.logprobs) for row in rows])
 
 

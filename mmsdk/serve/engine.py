@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Tokens
+from mmsdk.answering import guided
 from mmsdk.decoder.adapted import Stack, wear
 from mmsdk.decoder.prefill import prefill_into
 from mmsdk.decoder.transformer import Decoder
@@ -194,6 +195,7 @@ class Engine:
             return None
         vlm, recall = self._pipe.vlm, replace(self._recall, tenant=job.tenant)
         try:
+            job.lead(guided(vlm, job.config))
             job.worn, clock = self._pipe.adapters.worn(job.adapter, 1), Clock(device_of(vlm))
             ready = lay_out(vlm, self._pipe.compression, [job.question], job.config.max_tokens, clock, recall=recall, worn=job.worn)
         except MmsdkError as error:

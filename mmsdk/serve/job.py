@@ -16,6 +16,7 @@ from mmsdk.decoder.spans import Span
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import MmsdkError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Guide, masked
 from mmsdk.generate.logprobs import Said, likelihoods
 from mmsdk.generate.loop import Reply
 from mmsdk.generate.sampling import Sampler
@@ -88,6 +89,10 @@ class Job:
         self._sampler: Sampler | None = None
         self._begun = False
 
+    def lead(self, guide: Guide) -> None:
+        """Take the guide of its form, before its first token."""
+        self._reply.guide = guide
+
     def say(self, likeliest: int, logits: Float[Tensor, "1 v"]) -> Event:
         """Take the next token: the likeliest (-1 where the logits are not finite), or a draw. What cannot be drawn ends this request."""
         try:
@@ -106,7 +111,7 @@ class Job:
     def _chosen(self, logits: Float[Tensor, "1 v"]) -> int:
         if self._sampler is None:
             self._sampler = Sampler.of([self.config], logits.device, logits.shape[-1], [self.heard])
-        return int(self._sampler(logits))
+        return int(self._sampler(masked(logits, [self._reply.guide])))
 
 
 @dataclass(slots=True)

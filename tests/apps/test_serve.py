@@ -269,7 +269,7 @@ GOOD: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content
         ({"max_completion_tokens": 301}, 400, "max_completion_tokens"),
         ({"max_tokens": 300, "messages": [{"role": "user", "content": "word " * 300}]}, 400, "messages"),
         ({"messages": said(*shown(*[uri(png(0))] * 3), "word " * 490)}, 400, "messages"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"n": 2}, 400, "n"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"logprobs": True}, 400, "logprobs"),

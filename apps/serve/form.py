@@ -1,0 +1,61 @@
+"""What form a request wants its answer in: OpenAI's `response_format`, and the fields of vLLM's clients, as one constraint."""
+
+from typing import Any
+
+from mmsdk.apps.serve.refusal import RefusedError
+from mmsdk.apps.serve.wire import ChatRequest
+from mmsdk.errors import InputError, ModelError
+from mmsdk.generate.constrain import ANY, Constraint, guide_of
+from mmsdk.models.types import VLM
+
+__all__ = ["form_of"]
+
+OBJECT = {"type": "object"}
+
+
+def form_of(request: ChatRequest, vlm: VLM) -> Constraint:
+    """The constraint of a request, compiled here, where nobody else waits for it; what the engine makes of it is a copy.
+
+    Raises RefusedError, naming the field, for more than one form, and for one that cannot be followed.
+    """
+    found = _found(request)
+    if not found:
+        return ANY
+    (place, setting, value), *others = found
+    if others:
+        told = ", ".join(one for one, _, _ in found)
+        raise RefusedError(400, f"an answer has one form, and these were given together: {told}", "invalid_value", others[0][0])
+    try:
+        constraint = Constraint.of(**{setting: value})
+        guide_of(constraint, vlm.tokenizer, vlm.stop_ids, vlm.decoder.config.vocabulary)
+    except InputError as error:
+        raise RefusedError(400, f"{place}: {error.message}", "invalid_value", place) from None
+    except ModelError as error:
+        raise RefusedError(400, f"{place}: {error}", "unsupported", place) from None
+    return constraint
+
+
+def _found(request: ChatRequest) -> list[tuple[str, str, Any]]:
+    """Every form that is asked for: the field that does so, the setting of `Constraint.of`, and its value."""
+    found: list[tuple[str, str, Any]] = []
+    wanted, other = request.response_format, request.structured_outputs
+    if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        told = "response_format.json_schema goes with the type json_schema, and with no other"
+        raise RefusedError(400, told, "invalid_value", "response_format.json_schema")
+    if wanted is not None and wanted.type != "text":
+        schema = OBJECT if wanted.json_schema is None else wanted.json_schema.form or {}
+        found.append(("response_format" if wanted.json_schema is None else "response_format.json_schema.schema", "schema", schema))
+    if other is not None:
+        given: dict[str, tuple[str, Any]] = {
+            "json": ("schema", other.form),
+            "regex": ("regex", other.regex),
+            "choice": ("choice", other.choice),
+            "json_object": ("schema", OBJECT if other.json_object else None),
+        }
+        found += [(f"structured_outputs.{name}", *one) for name, one in given.items() if one[1] is not None]
+    guided: dict[str, tuple[str, Any]] = {
+        "guided_json": ("schema", request.guided_json),
+        "guided_regex": ("regex", request.guided_regex),
+        "guided_choice": ("choice", request.guided_choice),
+    }
+    return found + [(name, *one) for name, one in guided.items() if one[1] is not None]
