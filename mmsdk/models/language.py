@@ -6,13 +6,14 @@
 A question is one turn of the checkpoint's own chat template. Where it has none it is a base model, which goes on with what it is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.decoder.transformer import Decoder
 from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError
 from mmsdk.models.text import folder_decoder
@@ -20,10 +21,11 @@ from mmsdk.models.types import Assembled
 from mmsdk.prompt import Slot
 from mmsdk.quant.types import Quantize
 from mmsdk.template import Piece, Template
+from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.types import Media, VisualTokens
 from mmsdk.weights.folder import Folder
 
-__all__ = ["Blind", "load"]
+__all__ = ["Blind", "blind", "load"]
 
 _AS_IT_IS = "{{ messages[-1]['content'] }}"
 
@@ -53,10 +55,16 @@ def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, qua
     decoder = folder_decoder(found, dtype, quantize).to(device)
     tokenizer = found.tokenizer()
     tokenizer.fit(decoder.config.vocabulary, f"{found.path}: the embedding")
-    talk = found.talk
+    return blind(name, decoder, tokenizer, found.talk, found.names, found.stop_ids)
+
+
+def blind(
+    name: str, decoder: Decoder, tokenizer: TextTokenizer, talk: str, names: Mapping[str, str], stop_ids: frozenset[int]
+) -> Assembled:
+    """A decoder as a model that is asked without pictures. `talk` is its chat template, "" for one that goes on with what it is given."""
     # what a chat template writes is all there is; around a text as it is stand the ids that the vocabulary asks for
-    template = Template(str(found.path), talk or _AS_IT_IS, tokenizer, found.names, plain=True, around=not talk)
-    return Assembled(name, Blind(decoder.config.width), _nothing, decoder, template, _stands, found.stop_ids)
+    template = Template(name, talk or _AS_IT_IS, tokenizer, names, plain=True, around=not talk)
+    return Assembled(name, Blind(decoder.config.width), _nothing, decoder, template, _stands, stop_ids)
 
 
 def _nothing(tokens: Sequence[VisualTokens]) -> list[Float[Tensor, "_ d"]]:

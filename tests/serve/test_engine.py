@@ -1,7 +1,10 @@
 """The engine against a pipeline that answers one by one: same tokens whatever else is going on, and nothing held afterwards."""
 
 import gc
+import resource
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +68,20 @@ def test_every_schedule_gives_the_answers_of_one_by_one(small: Mini, wanted: lis
     assert [outcomes[number].finish for number in sorted(outcomes)] == [answer.finish for answer in wanted]
     assert [len(outcomes[number].ids) for number in sorted(outcomes)] == [answer.tokens.generated for answer in wanted]
     assert engine.held == 0 and not engine.busy
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process is asked as Linux is")
+def test_memory_stays_flat_over_three_hundred_requests(small: Mini) -> None:
+    """Pictures and questions that repeat now and then; the first hundred fill what is remembered."""
+    engine, held = Engine(Pipeline(small), rows=8, tokens=2048), list[int]()
+    for number in range(300):
+        engine.submit([picture(number % 40)], f"Question {number % 70}: what is it?", GenerationConfig(max_tokens=4))
+        if number % 20 == 19:
+            engine.drain()
+            gc.collect()
+            held.append(int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize())
+    assert engine.held == 0
+    assert max(held[7:]) - held[5] < 8 * 2**20
 
 
 def test_a_small_pool_sets_requests_aside_and_no_answer_changes(small: Mini, monkeypatch: pytest.MonkeyPatch) -> None:
