@@ -71,9 +71,7 @@ class Shortcut(Protocol):
 class Express(Protocol):
     """Another way through several layers at once: the stream after them and before the last of them, or nothing where it takes not all."""
 
-    def __call__(
-        self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range
-    ) -> tuple[Float[Tensor, "b s d"], ...]:
+    def __call__(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s d"], ...]:
         """The cache has made room for the tokens, which are one a row."""
         ...
 

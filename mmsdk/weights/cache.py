@@ -18,6 +18,7 @@ from mmsdk.errors import WeightsError
 
 __all__ = ["digest", "forget", "is_recorded", "listing", "locked", "place", "record", "staging"]
 
+
 def listing(folder: Path) -> list[Path]:
     """The files under a folder, in the order of their POSIX paths (the order that `digest` hashes them in)."""
     files = (path for path in folder.rglob("*") if path.is_file())
