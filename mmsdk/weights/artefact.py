@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mmsdk.errors import WeightsError
 from mmsdk.cache import cache_folder
+from mmsdk.errors import WeightsError
 from mmsdk.weights import cache
 from mmsdk.weights.fetch import Package, Progress, bar, download, extract
 
