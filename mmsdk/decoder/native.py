@@ -7,7 +7,7 @@ piece of memory or pages, else two or three a layer. Everything else (prompts, g
 attention, adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -49,7 +49,7 @@ class NativeStep:
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
-        self._seen: list[tuple[dict[str, object], str, object]] = []
+        self._seen: list[tuple[Mapping[str, object], str, object]] = []
         self._made: native.Layer | None = None
 
     @property
@@ -118,7 +118,7 @@ def _turns(rotation: Rotation, rows: int) -> tuple[Float[Tensor, "m f"], Float[T
     return cos, sin
 
 
-def _parts(layer: Layer) -> Iterator[tuple[dict[str, object], str, object]]:
+def _parts(layer: Layer) -> Iterator[tuple[Mapping[str, object], str, object]]:
     """Every module and tensor of a layer, with the dictionary and the name that it stands under."""
     for module in layer.modules():
         for owner in (module._modules, module._parameters, module._buffers):
@@ -134,9 +134,10 @@ def _native(layer: Layer) -> native.Layer | None:
     if len(weights) < len(norms) or any(weight.dtype != torch.bfloat16 for weight in weights) or attention.head_dim % 2:
         return None
     # A thread takes the same rows of gate and up, which in int4 are sixteen together.
-    if isinstance(mlp.gate_up, Int4Linear) and mlp.gate_up.outputs // 2 % TILE:
+    both: nn.Module = mlp.gate_up
+    if isinstance(both, Int4Linear) and both.outputs // 2 % TILE:
         return None
-    matrices = [_matrix(module) for module in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
+    matrices = [_matrix(module) for module in (attention.qkv, attention.o, both, mlp.down)]
     qkv, o, gate_up, down = matrices
     if qkv is None or o is None or gate_up is None or down is None:
         return None

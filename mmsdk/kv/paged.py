@@ -132,8 +132,8 @@ class PagedCache:
             return ()
         head, token = store.keys.stride(3), store.keys.stride(2)
         pieces = [[(start * token, stop - start) for start, stop in row] for row in sheet.where.stretches]
-        memory = [[pool[layer] for layer in layers] for pool in (store.keys, store.values)]
-        return (Place(*memory, head, token, pieces, [slot * token for slot in sheet.places.tolist()]),)
+        keys, values = ([pool[layer] for layer in layers] for pool in (store.keys, store.values))
+        return (Place(keys, values, head, token, pieces, [slot * token for slot in sheet.places.tolist()]),)
 
     def view(self, layer: int) -> LayerView:
         """What the layer holds, side by side: a copy."""

@@ -58,4 +58,6 @@ def rounded(x: Float[Tensor, "*n d"], bits: int) -> tuple[UInt8[Tensor, "*n d"],
 def restored(codes: UInt8[Tensor, "*n d"], lengths: Float[Tensor, "*n 1"], bits: int) -> Float[Tensor, "*n d"]:
     """The vectors that codes and lengths stand for."""
     d = codes.shape[-1]
-    return centroids(bits).to(codes.device)[codes.long()] @ rotation(d).to(codes.device) * (lengths.float() * d**-0.5)
+    turned = centroids(bits).to(codes.device)[codes.long()] @ rotation(d).to(codes.device)
+    found: Tensor = turned * (lengths.float() * d**-0.5)
+    return found
