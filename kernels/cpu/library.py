@@ -27,8 +27,10 @@ __all__ = ["Native", "compiled", "library"]
 
 _SOURCE = Path(__file__).with_name("decode.cpp")
 _UNITS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "fma")
-# Sums may be reordered where the code leaves it open; infinities are meant.
-_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffast-math", "-fno-finite-math-only", *(f"-m{unit}" for unit in _UNITS))
+# Sums may be reordered where the code leaves it open. Not -ffast-math: a library linked with it makes the whole process lose its
+# denormal numbers.
+_LOOSE = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-freciprocal-math")
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", *_LOOSE, *(f"-m{unit}" for unit in _UNITS))
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _SIGNATURES = {
     "product": (_POINTER, _POINTER, _POINTER, _LONG),

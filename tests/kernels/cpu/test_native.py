@@ -148,6 +148,11 @@ def once(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-6 * float(expected.abs().max()) + 1e-6)
 
 
+def test_the_process_keeps_its_denormal_numbers() -> None:
+    assert library().functions is not None
+    assert (torch.tensor([1e-40]) * 0.5).item() > 0 and 1e-310 * 0.5 > 0
+
+
 def test_it_is_compiled_once_and_whole(tmp_path: Path) -> None:
     first = compiled("c++", tmp_path)
     stamp = first.stat().st_mtime_ns
