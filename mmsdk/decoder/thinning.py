@@ -21,6 +21,7 @@ from torch import Tensor
 from mmsdk.decoder.sight import reaching
 from mmsdk.decoder.spans import Arrangement, Span, arranged, gathered
 from mmsdk.decoder.transformer import Decoder, Layer
+from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.received import received
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache, LayerView
@@ -116,7 +117,9 @@ def thin(
         for part in (range(max(run.start, layers.start), min(run.stop, layers.stop)) for run in runs):
             if part:
                 here = placed(own, standing[layers.start], standing[part.start])
-                x, before = _chunked(decoder, x, here, turns, deep, reaching(decoder.config.sees, now.kinds, here), cache, part, chunk)
+                x, before = _chunked(
+                    decoder, x, here, turns, deep, reaching(decoder.config.sees, now.kinds, here), now.kinds, cache, part, chunk
+                )
         return x, before
 
     now, start, told, seconds = arranged(rows, 0, x.device), 0, list[Tensor](), 0.0
@@ -158,6 +161,7 @@ def _chunked(
     turns: tuple[Int[Tensor, "3 b s"], ...],
     deep: Sequence[Float[Tensor, "b s d"]],
     reach: tuple[Int[Tensor, "b s"], ...],
+    kinds: Int[Tensor, "b s"],
     cache: KVCache,
     layers: range,
     chunk: int,
@@ -170,6 +174,8 @@ def _chunked(
     parts = []
     for here in (slice(start, start + step) for start in range(0, x.shape[1], step)):
         axes, added = tuple(one[..., here] for one in turns), [one[:, here] for one in deep]
+        if isinstance(cache, PolicyCache):
+            cache.hear(kinds[:, here], layers)
         parts.append(decoder.run(x[:, here], positions[:, here], cache, layers, turns=axes, deep=added, reach=reach))
     if len(parts) == 1:
         return parts[0]

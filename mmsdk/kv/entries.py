@@ -100,7 +100,7 @@ class Entries:
     @property
     def nbytes(self) -> int:
         """Bytes of everything that is allocated."""
-        noted = sum(x.nbytes for x in (*self.columns.values(), *self.notes.values()))
+        noted = sum(x.nbytes for x in (*self.columns.values(), *self.notes.values(), *self.memo.values()) if isinstance(x, Tensor))
         return self._keys.nbytes + self._values.nbytes + self._positions.nbytes + noted
 
     @property

@@ -17,60 +17,78 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Entries", "Part", "coarser", "joined", "merged", "over"]
+__all__ = ["Means", "Part", "coarser", "joined", "merged", "over", "scores", "together"]
 
 Part = tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]
 """What a query gets from a memory, and the log-sum-exp of its scores there, in float32; nothing seen is 0 and -inf."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """Means of keys and of values, and how many tokens each of them is; 0 for an entry that is none."""
+class Means:
+    """Means of keys and of values, how many tokens each is of, and the position of the latest; 0 and -1 for one that is of none."""
 
     keys: Float[Tensor, "b g n d"]
     values: Float[Tensor, "b g n d"]
     sizes: Int[Tensor, "b n"]
+    positions: Int[Tensor, "b n"]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.sizes.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the means and the sizes."""
-        return self.keys.nbytes + self.values.nbytes + self.sizes.nbytes
+        """Bytes of all of it."""
+        return self.keys.nbytes + self.values.nbytes + self.sizes.nbytes + self.positions.nbytes
 
-    def part(self, start: int, stop: int) -> "Entries":
+    def part(self, start: int, stop: int) -> "Means":
         """Some of them: a view."""
-        return Entries(self.keys[:, :, start:stop], self.values[:, :, start:stop], self.sizes[:, start:stop])
+        here = slice(start, stop)
+        return Means(self.keys[:, :, here], self.values[:, :, here], self.sizes[:, here], self.positions[:, here])
 
-    def followed(self, later: "Entries") -> "Entries":
-        """These and then the later ones: a copy."""
-        keys, values = torch.cat((self.keys, later.keys), 2), torch.cat((self.values, later.values), 2)
-        return Entries(keys, values, torch.cat((self.sizes, later.sizes), 1))
+    def blank(self) -> "Means":
+        """One like these that is of no token."""
+        keys, values = (torch.zeros_like(x[:, :, :1]) for x in (self.keys, self.values))
+        return Means(keys, values, torch.zeros_like(self.sizes[:, :1]), torch.full_like(self.positions[:, :1], -1))
+
+    def select(self, rows: Int[Tensor, " r"]) -> "Means":
+        """A copy of these rows."""
+        return Means(self.keys[rows], self.values[rows], self.sizes[rows], self.positions[rows])
 
 
-def merged(keys: Float[Tensor, "b g n m d"], values: Float[Tensor, "b g n m d"], valid: Bool[Tensor, "b n m"]) -> Entries:
-    """One entry for each block, from its real tokens; sums in float32."""
+def merged(keys: Float[Tensor, "b g n m d"], values: Float[Tensor, "b g n m d"], positions: Int[Tensor, "b n m"]) -> Means:
+    """One for each block, of its real tokens (those whose position is not below 0); sums in float32."""
+    valid = positions >= 0
     sizes = valid.sum(2)
     share = valid[:, None, ..., None].float() / sizes.clamp_min(1)[:, None, :, None, None]
-    means = ((x.float().masked_fill(~valid[:, None, ..., None], 0) * share).sum(3).to(x.dtype) for x in (keys, values))
-    return Entries(*means, sizes)
+    key, value = ((x.float().masked_fill(~valid[:, None, ..., None], 0) * share).sum(3).to(x.dtype) for x in (keys, values))
+    return Means(key, value, sizes, positions.amax(2))
 
 
-def coarser(entries: Entries, by: int) -> Entries:
-    """One entry for every `by` neighbours, each of which counts by its tokens; their number must be a multiple of it."""
-    sizes = entries.sizes.unflatten(1, (-1, by))
+def coarser(means: Means, by: int) -> Means:
+    """One for every `by` neighbours, each of which counts by its tokens; their number must be a multiple of it."""
+    sizes = means.sizes.unflatten(1, (-1, by))
     total = sizes.sum(2)
     share = (sizes.float() / total.clamp_min(1)[..., None])[:, None, ..., None]
-    means = ((x.float().unflatten(2, (-1, by)) * share).sum(3).to(x.dtype) for x in (entries.keys, entries.values))
-    return Entries(*means, total)
+    key, value = ((x.float().unflatten(2, (-1, by)) * share).sum(3).to(x.dtype) for x in (means.keys, means.values))
+    return Means(key, value, total, means.positions.unflatten(1, (-1, by)).amax(2))
 
 
-def scores(query: Float[Tensor, "b h d"], entries: Entries) -> Float[Tensor, "b g r n"]:
-    """q . kbar / sqrt(d) + log |t| for the r heads of each group, -inf for an entry that is none."""
-    heads = query.float().unflatten(1, (entries.keys.shape[1], -1))
-    found: Tensor = heads @ entries.keys.float().transpose(2, 3) * query.shape[2] ** -0.5
-    return found + entries.sizes.float().log()[:, None, None]
+def together(parts: Sequence[Means]) -> Means:
+    """All of them, one behind the other: a copy."""
+    keys, values = torch.cat([part.keys for part in parts], 2), torch.cat([part.values for part in parts], 2)
+    return Means(keys, values, torch.cat([part.sizes for part in parts], 1), torch.cat([part.positions for part in parts], 1))
+
+
+def scores(query: Float[Tensor, "b h d"], means: Means) -> Float[Tensor, "b g r n"]:
+    """q . kbar / sqrt(d) + log |t| for the r heads of each group, -inf for one that is of no token."""
+    heads = query.float().unflatten(1, (means.keys.shape[1], -1))
+    found: Tensor = heads @ means.keys.float().transpose(2, 3) * query.shape[2] ** -0.5
+    return found + means.sizes.float().log()[:, None, None]
 
 
 def over(query: Float[Tensor, "b h d"], values: Float[Tensor, "b g n d"], found: Float[Tensor, "b g r n"]) -> Part:

@@ -86,9 +86,9 @@ class PolicyCache:
                 ahead[id(before)] = next_position(positions, before), Arriving.of(positions, before)
             self._following[layer], self._arriving[layer] = ahead[id(before)]
 
-    def hear(self, kinds: Int[Tensor, "b s"]) -> None:
-        """Tell the stores that want to know it of what kind the tokens of the next pass are (`mmsdk.kv.policy.Hearing`)."""
-        for store in self._stores:
+    def hear(self, kinds: Int[Tensor, "b s"], layers: range | None = None) -> None:
+        """Tell the stores of these layers (or all) that want to know it of what kind their next tokens are (`mmsdk.kv.policy.Hearing`)."""
+        for store in self._stores if layers is None else self._stores[layers.start : layers.stop]:
             if isinstance(store, Hearing):
                 store.hear(kinds)
 

@@ -114,8 +114,8 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
         (
             "block_gather",
             lambda: (
-                *(torch.empty(70_000, 8, 64), *(torch.empty(70_000, 8, 3, 16, 64),) * 2, torch.empty(70_000, 8, 2, dtype=torch.int64)),
-                *(torch.empty(70_000, 8, 2), torch.empty(70_000, 3, 16, dtype=torch.bool), 1.0),
+                *(torch.empty(70_000, 8, 64), *(torch.empty(70_000, 8, 48, 64),) * 2, torch.empty(70_000, 8, 2, dtype=torch.int64)),
+                *(torch.empty(70_000, 8, 2), torch.empty(70_000, 48, dtype=torch.bool), torch.empty(70_000, dtype=torch.int64), 16, 1.0),
             ),
         ),
         (

@@ -291,18 +291,29 @@ def true_block_sparse(
     return out if residual is None else out + residual.double(), lse
 
 
-def true_block_gather(query: Tensor, keys: Tensor, values: Tensor, index: Tensor, bias: Tensor, valid: Tensor, scale: float) -> Result:
+def true_block_gather(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    bias: Tensor,
+    valid: Tensor,
+    starts: Tensor,
+    size: int,
+    scale: float,
+) -> Result:
     """Token by token: a bias moves the score of each token of its block."""
     b, h, d = query.shape
-    group = h // keys.shape[1]
+    group, t = h // keys.shape[1], keys.shape[2]
     out, lse = torch.zeros(b, h, d, dtype=torch.float64), torch.full((b, h), -torch.inf, dtype=torch.float64)
     for row, head in itertools.product(range(b), range(h)):
         shared = head // group
         pairs = zip(index[row, shared].tolist(), bias[row, shared].tolist(), strict=True)
-        read = [(block, slot, added) for block, added in pairs if 0 <= block < keys.shape[2] for slot in torch.where(valid[row, block])[0]]
+        columns = [(int(starts[row]) + block * size + slot, added) for block, added in pairs if block >= 0 for slot in range(size)]
+        read = [(column, added) for column, added in columns if column < t and valid[row, column]]
         if read:
-            k, v = (torch.stack([x[row, shared, block, slot].double() for block, slot, _ in read]) for x in (keys, values))
-            scores = k @ query[row, head].double() * scale + torch.tensor([added for _, _, added in read], dtype=torch.float64)
+            k, v = (x[row, shared, [column for column, _ in read]].double() for x in (keys, values))
+            scores = k @ query[row, head].double() * scale + torch.tensor([added for _, added in read], dtype=torch.float64)
             out[row, head], lse[row, head] = scores.softmax(0) @ v, scores.logsumexp(0)
     return out, lse
 
@@ -604,8 +615,6 @@ def test_ka_03_and_ka_14_lists_of_another_length_and_heads_too_wide_are_refused(
 @pytest.mark.parametrize("shape", [(3, 2), (4, 0)])
 def test_block_gather_refuses_heads_that_cannot_be_shared(shape: tuple[int, int]) -> None:
     h, g = shape
-    keys = normal(1, g, 2, 4, 8)
+    keys, none = normal(1, g, 8, 8), torch.zeros(1, g, 1)
     with pytest.raises(InputError, match="share"):
-        block_gather(
-            normal(1, h, 8), keys, keys, torch.zeros(1, g, 1, dtype=torch.long), torch.zeros(1, g, 1), torch.ones(1, 2, 4) > 0, 1.0
-        )
+        block_gather(normal(1, h, 8), keys, keys, none.long(), none, torch.ones(1, 8) > 0, torch.zeros(1).long(), 4, 1.0)

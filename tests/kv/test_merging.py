@@ -5,12 +5,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmsdk.kv.merging import coarser, joined, merged, over, scores
+from mmsdk.kv.merging import Means, coarser, joined, merged, over, scores, together
 
 
 def attended(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     k, v = (x.repeat_interleave(query.shape[1] // keys.shape[1], 1) for x in (keys, values))
     return F.scaled_dot_product_attention(query[:, :, None], k, v, seen[:, None, None])[:, :, 0]
+
+
+def of(keys: Tensor, values: Tensor, valid: Tensor) -> Means:
+    """Tokens at positions 0, 1, 2, ... but for those that are none."""
+    places = torch.arange(valid[0].numel()).view(1, *valid.shape[1:]).expand_as(valid)
+    return merged(keys, values, places.masked_fill(~valid, -1))
 
 
 def blocks(seed: int = 0, b: int = 2, n: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -25,14 +31,14 @@ def test_blocks_of_equal_tokens_lose_nothing() -> None:
     query, keys, values, valid = blocks()
     keys, values = (x[:, :, :, :1].expand_as(x).contiguous() for x in (keys, values))
     valid[0, 2] = False
-    entries = merged(keys, values, valid)
+    entries = of(keys, values, valid)
     out, _ = over(query, entries.values, scores(query, entries))
     torch.testing.assert_close(out, attended(query, keys.flatten(2, 3), values.flatten(2, 3), valid.flatten(1)))
 
 
 def test_the_score_of_an_entry_is_never_above_what_its_tokens_weigh() -> None:
     query, keys, values, valid = blocks()
-    found = scores(query, merged(keys, values, valid))
+    found = scores(query, of(keys, values, valid))
     each = torch.einsum("bgrd,bgnmd->bgrnm", query.unflatten(1, (2, 3)), keys) * 8**-0.5
     true = each.masked_fill(~valid[:, None, None], -torch.inf).logsumexp(-1)
     assert (found <= true + 1e-5).all() and not torch.allclose(found, true)
@@ -40,9 +46,9 @@ def test_the_score_of_an_entry_is_never_above_what_its_tokens_weigh() -> None:
 
 def test_merging_twice_is_merging_once() -> None:
     _, keys, values, valid = blocks(n=4)
-    twice = coarser(merged(keys, values, valid), 2)
-    once = merged(*(x.flatten(2, 3).unflatten(2, (2, 8)) for x in (keys, values)), valid.flatten(1).unflatten(1, (2, 8)))
-    for ours, true in ((twice.keys, once.keys), (twice.values, once.values), (twice.sizes, once.sizes)):
+    twice = coarser(of(keys, values, valid), 2)
+    once = of(*(x.flatten(2, 3).unflatten(2, (2, 8)) for x in (keys, values)), valid.flatten(1).unflatten(1, (2, 8)))
+    for ours, true in ((twice.keys, once.keys), (twice.values, once.values), (twice.sizes, once.sizes), (twice.positions, once.positions)):
         torch.testing.assert_close(ours, true)
 
 
@@ -66,7 +72,7 @@ def test_ka_08_what_sees_nothing_is_zero_and_changes_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_entries_keep_the_dtype_and_know_their_bytes(dtype: torch.dtype) -> None:
     _, keys, values, valid = blocks()
-    entries = merged(keys.to(dtype), values.to(dtype), valid)
+    entries = of(keys.to(dtype), values.to(dtype), valid)
     assert entries.keys.dtype == entries.values.dtype == dtype
-    assert entries.nbytes == 2 * 2 * 2 * 3 * 8 * dtype.itemsize + 6 * 8
-    assert entries.part(0, 2).followed(entries.part(2, 3)).keys.equal(entries.keys)
+    assert entries.nbytes == 2 * 2 * 2 * 3 * 8 * dtype.itemsize + 2 * 6 * 8
+    assert together([entries.part(0, 2), entries.part(2, 3)]).keys.equal(entries.keys)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmsdk.kv.rdkv import LEVELS, allocate, spread
+from mmsdk.kv.policies.rdkv import LEVELS, allocate, spread
 
 
 def drawn(n: int, seed: int, scale: float = 3.0) -> Tensor:

@@ -7,22 +7,59 @@ is worth storing; above it every entry ends up equally wrong.
 
 [published] allocation once after the prompt, by reverse water-filling, from 0 bits (dropped) to 16 (as it is). [reconstruction] the formula
 above; w_i the attention of the last tokens of the prompt times |v_i|; theta found by halving; rounding to 0, 2, 4, 8 or 16; and then steps
-up or down in the order of what they gain for a bit, until the budget is met and not exceeded. The paper fills over channels too; here keys
-are made alike in all channels (mmsdk.kv.graded) before tokens are weighed.
+up or down in the order of what they gain for a bit, until the budget is met and not exceeded. The paper fills over channels too; here the
+channels of keys are made alike (`mmsdk.kv.graded`) before entries are weighed. All heads of a layer share a budget: `keep` tokens of 16
+bits each, scales and places not counted.
 
-Letters: b rows, n entries.
+Letters: b rows, g key-value heads, t tokens, n entries, d width.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["LEVELS", "allocate", "spread"]
+from mmsdk.errors import BudgetError
+from mmsdk.kv.graded import Graded
+from mmsdk.kv.policy import Amount
+
+__all__ = ["Rdkv"]
 
 LEVELS = (0, 2, 4, 8, 16)
 _HALVINGS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Rdkv:
+    """The last `window` tokens of the prompt are asked what they attend to, and stay as they are."""
+
+    window: int = 32
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise BudgetError(f"rdkv asks at least the last token of a prompt, got window={self.window}")
+
+    def store(self, layer: int, depth: int, amount: Amount) -> Graded:
+        """See `mmsdk.kv.policy.Storer`."""
+        return Graded(self, amount, layer, depth)
+
+    def bits(
+        self,
+        keys: Float[Tensor, "b g t d"],
+        values: Float[Tensor, "b g t d"],
+        received: Float[Tensor, "b g t"],
+        recent: Bool[Tensor, "b t"],
+        valid: Bool[Tensor, "b t"],
+        keep: Int[Tensor, " b"],
+    ) -> Int[Tensor, "b g t"]:
+        """16 for recent tokens, and what is left of 16 bits for `keep` tokens of each head shared among all others."""
+        worth = received * values.float().norm(dim=-1) * spread(keys, values)
+        real = (valid & ~recent)[:, None].expand_as(worth)
+        budget = (keep - recent.sum(1)) * LEVELS[-1] * keys.shape[1]
+        found = allocate(worth.flatten(1), real.flatten(1), budget).view_as(worth)
+        return found.masked_fill(recent[:, None], LEVELS[-1])
 
 
 def spread(keys: Float[Tensor, "*b d"], values: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:

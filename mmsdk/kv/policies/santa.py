@@ -7,8 +7,8 @@
 
 [published] without training, one representative scored for each team, teams sampled, exact scores inside them, weighed by the inverse of
 their chance; 16-22 % of the reads at 94-99 % of the quality. These are the paper's numbers, not ours. [reconstruction] everything that
-makes it a procedure: means as representatives, teams of 64, the chances and how c is found, systematic sampling with one uniform number for
-a key-value head, the first and the latest teams always drawn.
+makes it a procedure: means as representatives, the chances and how c is found, systematic sampling with one uniform number for a key-value
+head; that the teams of a row's first tokens and of its latest are always drawn; teams of 32, where 64 suits contexts beyond 32,000.
 
 num and den have the expectations of exact attention whatever the representatives are worth; their quotient is near it, and equals it where
 all teams are drawn. Since 1/pi = e^(-log pi), the quotient is a softmax of s_j - log pi_t over what was drawn.
@@ -17,13 +17,20 @@ Letters: b rows, h heads, g key-value heads, n teams, m tokens of a team, k draw
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-__all__ = ["Share", "drawn", "inclusion", "likely", "representatives", "uniforms"]
+from mmsdk.errors import BudgetError
+from mmsdk.kv.blocked import Blocked, blocked, folded, most_of
+from mmsdk.kv.entries import Entries
+from mmsdk.kv.policy import Ask
+from mmsdk.kv.shelf import attended
+
+__all__ = ["Santa"]
 
 Share = Literal["max", "mean"]
 
@@ -31,28 +38,67 @@ Share = Literal["max", "mean"]
 _LEAST = -40.0
 
 
-def representatives(keys: Float[Tensor, "b g n m d"], valid: Bool[Tensor, "b n m"]) -> Float[Tensor, "b g n d"]:
-    """The mean of the real keys of each team, summed in float32; 0 for a team without any."""
-    total = keys.float().masked_fill(~valid[:, None, ..., None], 0).sum(3)
-    return (total / valid.sum(2).clamp_min(1)[:, None, :, None]).to(keys.dtype)
+@dataclass(frozen=True, slots=True)
+class Santa:
+    """Teams of `team` tokens; `share` is how the heads of a group draw together; the same `seed` draws the same.
+
+    The teams of the `sinks` first and the `recent` last tokens are always drawn. The first `dense` layers read everything. Raises
+    BudgetError for sizes that cannot be.
+    """
+
+    team: int = 32
+    share: Share = "max"
+    sinks: int = 4
+    recent: int = 32
+    seed: int = 0
+    dense: int = 0
+
+    def __post_init__(self) -> None:
+        if self.team < 1 or self.sinks < 0 or self.recent < 1:
+            raise BudgetError(f"santa: team={self.team} and recent={self.recent} are at least 1, sinks={self.sinks} not below 0")
+
+    def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 d"]:
+        """Sampled attention; exact where the budget is as many teams as there are."""
+        forced = -(-self.sinks // self.team) - (-self.recent // self.team) + 1
+        # one more than is always drawn, or the others would have no chance
+        draws = max(-(-most_of(entries, keep) // self.team), forced + 1)
+        blocks = blocked(entries, self.team)
+        if draws >= blocks.count:
+            return attended(query, entries, ask)
+        sums, always = folded(blocks, "sum", 0.0), self._always(blocks)
+        teams = ((keep + self.team - 1) // self.team).clamp_min(forced + 1)[:, None]
+        weights = likely(query[:, :, 0], sums, blocks.sizes, self.share)
+        chances = inclusion(weights, always[:, None].expand_as(weights), teams)
+        index = drawn(chances, uniforms(self.seed, entries.layer, sums.shape[1], ask.positions[:, 0]), teams, draws)
+        # a representative is as large as half of a pair of key and value
+        entries.read = sums.shape[0] * sums.shape[1] * (draws * self.team + blocks.count // 2)
+        return blocks.read(query, index, chances.gather(2, index.clamp_min(0)).log().neg().float())
+
+    def _always(self, blocks: Blocked) -> Bool[Tensor, "b n"]:
+        """The teams of the first and the last tokens of each row."""
+        before = blocks.sizes.cumsum(1) - blocks.sizes
+        behind = blocks.sizes.sum(1, keepdim=True) - before - blocks.sizes
+        return (blocks.sizes > 0) & ((before < self.sinks) | (behind < self.recent))
 
 
 def likely(
-    query: Float[Tensor, "b h d"], means: Float[Tensor, "b g n d"], sizes: Int[Tensor, "b n"], share: Share = "max"
+    query: Float[Tensor, "b h d"], sums: Float[Tensor, "b g n d"], sizes: Int[Tensor, "b n"], share: Share = "max"
 ) -> Float[Tensor, "b g n"]:
-    """log w_t for each key-value head, -inf for a team without tokens.
+    """log w_t for each key-value head, from the sum of each team's keys; -inf for a team without tokens.
 
     The heads of a group draw together: each one's weights are made to sum to 1, and the largest ("max") or the mean over the group is what
     counts. The largest gives every head the teams that it needs itself.
     """
-    scores = query.float().unflatten(1, (means.shape[1], -1)) @ means.float().transpose(2, 3) * query.shape[2] ** -0.5
-    shares = (scores + sizes.float().log()[:, None, None]).log_softmax(-1)
+    scores = query.float().unflatten(1, (sums.shape[1], -1)) @ sums.transpose(2, 3) * query.shape[2] ** -0.5
+    count = sizes.float()[:, None, None]
+    shares = (scores / count.clamp_min(1) + count.log()).log_softmax(-1)
     # a row without tokens has nothing but -inf, and softmax no number for it
     shares = shares.masked_fill((sizes == 0)[:, None, None], -torch.inf)
-    return shares.amax(2) if share == "max" else shares.logsumexp(2) - math.log(shares.shape[2])
+    together: Tensor = shares.amax(2) if share == "max" else shares.logsumexp(2) - math.log(shares.shape[2])
+    return together
 
 
-def inclusion(weights: Float[Tensor, "*b n"], always: Bool[Tensor, "*b n"], teams: int | float) -> Float[Tensor, "*b n"]:
+def inclusion(weights: Float[Tensor, "*b n"], always: Bool[Tensor, "*b n"], teams: Shaped[Tensor, "*#b"]) -> Float[Tensor, "*b n"]:
     """pi_t from log w_t, in float64: 1 for those that are `always` drawn, 0 for -inf, and `teams` in sum.
 
     With m teams capped at 1, c = (teams - m) / (sum of the other weights); m is the least number for which no other exceeds 1. Sorted by
@@ -66,7 +112,7 @@ def inclusion(weights: Float[Tensor, "*b n"], always: Bool[Tensor, "*b n"], team
     peak = rank.masked_fill(~free, -torch.inf).amax(-1, keepdim=True)
     size = (rank - peak.masked_fill(peak == -torch.inf, 0)).clamp(_LEAST, 0).exp().masked_fill(~free, 0)
     tail = size.flip(-1).cumsum(-1).flip(-1)
-    left = (teams - torch.arange(rank.shape[-1], device=rank.device)).clamp_min(0)
+    left = (teams[..., None] - torch.arange(rank.shape[-1], device=rank.device)).clamp_min(0).double()
     # a weight capped with all before it: its share of what is left would be 1 or more
     capped = (rank == torch.inf) | (free & (left * size >= tail))
     count = capped.cumprod(-1, dtype=torch.long).sum(-1, keepdim=True)
@@ -77,8 +123,10 @@ def inclusion(weights: Float[Tensor, "*b n"], always: Bool[Tensor, "*b n"], team
     return torch.empty_like(chance).scatter_(-1, order, chance.clamp_max(1).masked_fill(sure, 1))
 
 
-def drawn(chances: Float[Tensor, "*b n"], uniform: Float[Tensor, "*b"], teams: int | float) -> Int[Tensor, "*b k"]:
-    """Systematic sampling without replacement: which teams are drawn, k = ceil(teams) places, -1 where fewer are.
+def drawn(chances: Float[Tensor, "*b n"], uniform: Float[Tensor, "*b"], teams: Shaped[Tensor, "*#b"], most: int) -> Int[Tensor, "*b k"]:
+    """Systematic sampling without replacement: which teams are drawn, k = min(most, n) places, -1 where fewer are.
+
+    `most` is no less than any of `teams`.
 
     With running sums c_t of the chances and one u in [0, 1), team t is drawn where a whole number lies in (c_(t-1) + u, c_t + u]: with
     chance pi_t, and floor or ceil of `teams` in all. Chances are sorted first, so that sums of those that are 1 are whole and exact, and
@@ -87,9 +135,8 @@ def drawn(chances: Float[Tensor, "*b n"], uniform: Float[Tensor, "*b"], teams: i
     ordered, order = chances.sort(dim=-1, descending=True, stable=True)
     sums = ordered.cumsum(-1)
     # the last bits of a sum must not cost a team, nor bring one too many
-    marks = (sums.where(sums < teams - 1e-9, float(teams)) + uniform[..., None]).floor()
+    marks = (sums.where(sums < teams[..., None] - 1e-9, teams[..., None].double()) + uniform[..., None]).floor()
     hit = marks.diff(dim=-1, prepend=torch.zeros_like(marks[..., :1])) > 0
-    most = min(math.ceil(teams), hit.shape[-1])
     first = hit.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices[..., :most]
     return order.gather(-1, first).masked_fill(~hit.gather(-1, first), -1)
 
