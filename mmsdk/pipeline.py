@@ -28,6 +28,7 @@ from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.recall import Recall, recalling
 from mmsdk.stages import Context, Question
+from mmsdk.stream import StreamSession
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
 from mmsdk.vision.values import shown, whole
@@ -238,6 +239,36 @@ class Pipeline:
         PluginError for a method that is unknown, does not work between encoder and decoder, or asks for the question.
         """
         return Watch(self.vlm, by if isinstance(by, Compressor) else holding(by), hold, window)
+
+    def load_adapter(self, path: str | os.PathLike[str], name: str) -> None:
+        """Read an adapter that PEFT saved, from a folder or "org/name" on the hub; calls then choose it by its name.
+
+        Raises WeightsError for files that are missing or damaged, ModelError for what cannot be used here (`mmsdk.weights.peft`).
+        """
+        self.adapters.load(os.fsdecode(path), name, self.vlm.decoder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises InputError where there is none of that name."""
+        self.adapters.unload(name)
+
+    def merge(self, adapter: AdapterSpec) -> "Pipeline":
+        """A pipeline whose weights have the adapter, or several, in them: as fast as without. It has no other adapters yet.
+
+        This one stays as it is, and answers without them as before. Both share what is not changed; the changed matrices are there twice
+        for as long as both are kept. Raises InputError for a name that is not known, ModelError for weights in fewer bits.
+        """
+        vlm, adapters = self.adapters.merged(adapter, self.vlm)
+        return replace(self, vlm=vlm, adapters=adapters)
+
+    def stream_session(self, kv: str = "streaming:1024", *, window: int = 8) -> StreamSession:
+        """A stream without end: frames and words are read as they come, and it can be asked at any time. See `mmsdk.stream`.
+
+        `kv` says by which policy of the memory, and how many tokens of each layer, it is held ("window:1024", "h2o:512"); `window` frames
+        go through the encoder together. What the pipeline compresses is compressed in each window. Raises PluginError for a policy that
+        does not bound a stream and for a compression that works inside encoder or decoder or asks for the question, BudgetError for a
+        share, ModelError for a model whose positions cannot close up.
+        """
+        return StreamSession(self.vlm, self.compression, kv, window)
 
     def load_adapter(self, path: str | os.PathLike[str], name: str) -> None:
         """Read an adapter that PEFT saved, from a folder or "org/name" on the hub; calls then choose it by its name.

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Slots", "ascending", "joined", "next_position", "placed", "roomy"]
+__all__ = ["Slots", "ascending", "joined", "next_position", "placed", "positions_of", "roomy"]
 
 
 def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"]) -> bool:
@@ -31,6 +31,11 @@ def placed(positions: Int[Tensor, "b s"], here: Int[Tensor, "_"], there: Int[Ten
     Nothing is looked at where both are one object, which may then belong to no rows, as that of a `NoCache` that has seen none.
     """
     return positions if there is here else torch.where(positions < 0, positions, positions + (there - here)[:, None])
+
+
+def positions_of(valid: Bool[Tensor, "b s"]) -> Int[Tensor, "b s"]:
+    """Positions without gaps over what is valid, cumsum(valid) - 1, and -1 at padding."""
+    return torch.where(valid, valid.cumsum(1) - 1, -1)
 
 
 class Slots:

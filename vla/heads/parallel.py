@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.kv.none import NoCache
+from mmsdk.kv.slots import positions_of
 from mmsdk.stages import Context
-from mmsdk.vla.heads.visibility import positions_of
 from mmsdk.vla.types import ActionChunk, Observation
 
 __all__ = ["ParallelConfig", "ParallelHead", "ResidualMLP"]

@@ -9,9 +9,10 @@ from torch import Tensor
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.slots import positions_of
 from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.stages import Context
-from mmsdk.vla.heads.visibility import positions_of, visible
+from mmsdk.vla.heads.visibility import visible
 
 __all__ = ["Prefix", "prefill_blocks", "prefill_sight"]
 

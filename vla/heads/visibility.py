@@ -5,24 +5,19 @@ blocks only backwards. A prefix that is one block is bidirectional; actions that
 """
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from mmsdk.attention.mask import Bias
 from mmsdk.kv.types import LayerView
 
-__all__ = ["SuffixMasks", "positions_of", "visible"]
+__all__ = ["SuffixMasks", "visible"]
 
 
 def visible(valid: Bool[Tensor, "b s"], starts: Bool[Tensor, " s"]) -> Bool[Tensor, "b s s"]:
     """A[q, k] = valid_q and valid_k and cumsum(starts)_k <= cumsum(starts)_q."""
     block = starts.cumsum(0)
     return (block[None, :] <= block[:, None]) & valid[:, :, None] & valid[:, None, :]
-
-
-def positions_of(valid: Bool[Tensor, "b s"]) -> Int[Tensor, "b s"]:
-    """Rotary positions of a prefix, cumsum(valid) - 1, and -1 at its padding."""
-    return torch.where(valid, valid.cumsum(1) - 1, -1)
 
 
 class SuffixMasks:

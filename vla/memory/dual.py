@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
+from mmsdk.kv.slots import positions_of
 from mmsdk.stages import Context
-from mmsdk.vla.heads.visibility import positions_of
 from mmsdk.vla.memory.block import Layout, Part, whole
 from mmsdk.vla.memory.encode import encode
 from mmsdk.vla.memory.queue import BlockQueue, Consumer

@@ -17,8 +17,8 @@ from mmsdk.attention.mask import Bias
 from mmsdk.decoder.rope import Rotation
 from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.kv.received import received
+from mmsdk.kv.slots import positions_of
 from mmsdk.kv.types import LayerView
-from mmsdk.vla.heads.visibility import positions_of
 from mmsdk.vla.memory.block import Block, Part
 
 __all__ = ["Encoded", "encode"]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mmsdk.decoder.rope import Rotation
 from mmsdk.errors import InputError
+from mmsdk.kv.slots import positions_of
 from mmsdk.kv.types import LayerView
-from mmsdk.vla.heads.visibility import positions_of
 from mmsdk.vla.memory.block import Part
 
 __all__ = ["ReadCache", "Turning"]

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
+from mmsdk.kv.slots import positions_of
 from mmsdk.kv.types import KVCache
 from mmsdk.vla.heads.prefix import prefill_blocks
-from mmsdk.vla.heads.visibility import positions_of
 from mmsdk.vla.memory.block import Block, Layout, Part, whole
 from mmsdk.vla.memory.dual import laid
 from mmsdk.vla.memory.encode import Encoded, encode

@@ -1,0 +1,198 @@
+"""Memories: quality, bytes and speed of every policy at five budgets, on long text, needles, long clips and streams, beside the full cache.
+
+mmsdk bench memory --json                            minutes
+mmsdk bench memory:quick=true                        seconds: little is asked, and it says little
+mmsdk bench memory:plot=docs/images/memory.svg       draws quality against budget
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mmsdk import plugins
+from mmsdk.apps.console import Cell, busy
+from mmsdk.apps.memory.asked import Asked, clip_questions, needles, texts
+from mmsdk.apps.memory.carried import carried
+from mmsdk.apps.memory.measure import Measured, Reading, filled, measured, prompted
+from mmsdk.apps.memory.plot import drawn
+from mmsdk.apps.memory.streams import Held, Remembering, answered, happenings, paced, watched
+from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.compress import compression
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import InputError
+from mmsdk.kv.policies.full import Full
+from mmsdk.kv.policy import Evictor, Storer
+from mmsdk.kv.policy_memory import POLICIES, policy_of
+from mmsdk.models.mini.family import Mini, load
+from mmsdk.models.types import Tokenizer
+from mmsdk.pipeline import Pipeline
+from mmsdk.precision import resolve_dtype
+from mmsdk.weights.bundle import pull
+from mmsdk.weights.quantised import gguf_decoder
+
+__all__ = ["Memory"]
+
+BUDGETS = (0.5, 0.25, 0.1, 0.05, 0.025)
+
+# Frames that go through the encoder together, and what is kept of them.
+_WINDOW, _TOKENS = 8, 64
+_WATCHING = ("evs", "simplecluster", "uniform")
+_ENDLESS = "h2o"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`suites` and `policies` are names joined by "+", or "all". `quick` asks little of everything, in seconds.
+
+    text: `texts` stretches of a novel on SmolLM2, the last of `longest` tokens, the others shorter, and `tokens` foretold behind each.
+    needle: `needles` prompts of `hidden` tokens with one number to be found, and as many with eight. clip: `clips` questions about clips
+    of 8 `slower` frames, on mini. stream: `streams` of `frames` frames, in which something happens in the first eight; and one of `endless`
+    frames. `window` is that of a text that is compacted over and over.
+    """
+
+    suites: str = "all"
+    policies: str = "all"
+    texts: int = 2
+    longest: int = 7936
+    tokens: int = 32
+    needles: int = 2
+    hidden: int = 2048
+    clips: int = 8
+    slower: int = 3
+    streams: int = 4
+    frames: int = 96
+    endless: int = 10_000
+    window: int = 1024
+    dtype: str = "auto"
+    plot: str = ""
+    quick: bool = False
+
+    def __call__(self) -> list[dict[str, Cell]]:
+        """Rows {suite, policy, budget, quality, quality_full, bytes_held, bytes_read_per_token, tok_s, frames}.
+
+        Quality is the geometric mean of the probability of the next token for text, and the share of right digits or answers for the other
+        suites; `quality_full` is that of the full cache. `budget` is the share of the prompt or stream that is held, or read, and `frames`
+        how many a stream had. With `quick` all sizes are small whatever is said. Raises InputError for sizes and names that cannot be.
+        """
+        if self.quick:
+            small = {"texts": 1, "longest": 192, "tokens": 4, "needles": 1, "hidden": 384, "clips": 1, "slower": 1, "streams": 1}
+            return dataclasses.replace(self, **small, frames=24, endless=32, window=264, quick=False)()
+        for name in ("texts", "tokens", "needles", "clips", "slower", "streams", "endless"):
+            if getattr(self, name) < 1:
+                raise InputError(f"it is {getattr(self, name)}, it must be at least 1", item=name)
+        suites = _chosen(self.suites, ["text", "needle", "clip", "stream"], "suites")
+        rows = [*self._words(suites), *self._sight(suites)]
+        if self.plot:
+            Path(self.plot).write_text(drawn(rows), encoding="utf-8")
+        return rows
+
+    def _words(self, suites: Sequence[str]) -> Iterator[dict[str, Cell]]:
+        """What SmolLM2 is asked."""
+        wanted = [suite for suite in suites if suite in ("text", "needle")]
+        if not wanted:
+            return
+        decoder, tokenizer = gguf_decoder(pull("mini")["language"], resolve_dtype(self.dtype, torch.device("cpu")), "none")
+        book = pull("books")["moby-dick"].read_text(encoding="utf-8")
+        for suite in wanted:
+            with busy(f"measuring {suite}"):
+                yield from self._texts(decoder, tokenizer, book) if suite == "text" else self._needles(decoder, tokenizer, book)
+
+    def _sight(self, suites: Sequence[str]) -> Iterator[dict[str, Cell]]:
+        """What mini is asked."""
+        wanted = [suite for suite in suites if suite in ("clip", "stream")]
+        if not wanted:
+            return
+        vlm = load("mini", None, resolve_dtype(self.dtype, torch.device("cpu")), torch.device("cpu"))
+        artist = Artist(pull("emoji")["images"], pull("photos")["images"], held_out=True)
+        for suite in wanted:
+            with busy(f"measuring {suite}"):
+                yield from self._clips(vlm, artist) if suite == "clip" else self._streams(vlm, artist)
+
+    def _texts(self, decoder: Decoder, tokenizer: Tokenizer, book: str) -> Iterator[dict[str, Cell]]:
+        lengths = tuple(self.longest >> 2 * (self.texts - 1 - number) for number in range(self.texts))
+        yield from self._rows("text", decoder, texts(decoder, tokenizer, book, lengths, self.tokens))
+        ids = tokenizer.encode(book[: 8 * self.longest])[: self.longest]
+        for anew in (True, False):
+            one = carried(decoder, ids, self.window, anew)
+            name, speed = "re-prefill" if anew else "kv-streams", len(ids) / one.seconds
+            yield _row("text", name, self.window / len(ids), (one.quality, None), one.held, one.held, speed)
+
+    def _needles(self, decoder: Decoder, tokenizer: Tokenizer, book: str) -> Iterator[dict[str, Cell]]:
+        asked = [one for keys in (1, 8) for one in needles(decoder, tokenizer, book, self.hidden, self.needles, keys)]
+        yield from self._rows("needle", decoder, asked)
+
+    def _clips(self, vlm: Mini, artist: Artist) -> Iterator[dict[str, Cell]]:
+        yield from self._rows("clip", vlm.decoder, clip_questions(vlm, artist, self.clips, self.slower))
+
+    def _rows(self, suite: str, decoder: Decoder, asked: Sequence[Asked]) -> Iterator[dict[str, Cell]]:
+        """A row for each policy and budget, and one for the full cache; each prompt is read once for all of them."""
+        wanted = [("full", Full(), (1.0,)), *((name, policy_of(f"{name}:1.0").policy, BUDGETS) for name in self._policies())]
+        found: dict[tuple[str, float], list[Reading]] = {(name, budget): [] for name, _, budgets in wanted for budget in budgets}
+        for one in asked:
+            prompt = prompted(decoder, one)
+            for name, policy, budgets in wanted:
+                for budget, cache in zip(budgets, filled(policy, budgets, prompt), strict=True):
+                    found[name, budget].append(measured(decoder, cache, one))
+        means = {key: Measured.of(readings) for key, readings in found.items()}
+        full = means["full", 1.0].quality
+        for (name, budget), mean in means.items():
+            yield _row(suite, name, budget, (mean.quality, full), mean.held, mean.read, mean.tok_s)
+
+    def _streams(self, vlm: Mini, artist: Artist) -> Iterator[dict[str, Cell]]:
+        """Memories that bound a stream, of keys and values and, told as "watch", of the encoder's tokens; then one stream for long."""
+        pipe = Pipeline(dataclasses.replace(vlm, encoder=Remembering(vlm.encoder)), compression(f"simplecluster:{_TOKENS}"))
+        stories, tokens = happenings(artist, self.streams), self.frames // _WINDOW * _TOKENS + 1
+        budgets = [budget for budget in BUDGETS if int(budget * tokens) >= _TOKENS]
+
+        def row(policy: str, budget: float, held: Sequence[Held]) -> dict[str, Cell]:
+            mean, full = sum(one.right for one in held) / len(held), sum(one.right for one in whole) / len(whole)
+            speed = sum(one.tokens for one in held) / sum(one.seconds for one in held)
+            return _row("stream", policy, budget, (mean, full), held[0].held, held[0].read, speed, self.frames)
+
+        whole = [answered(pipe, f"window:{tokens + _TOKENS}", story, self.frames) for story in stories]
+        yield row("full", 1.0, whole)
+        for name in filter(_bounds, self._policies()):
+            for budget in budgets:
+                yield row(name, budget, [answered(pipe, _streamed(name, int(budget * tokens)), story, self.frames) for story in stories])
+        for by in _WATCHING:
+            for budget in budgets:
+                yield row(f"watch {by}", budget, [watched(pipe, by, int(budget * tokens), story, self.frames) for story in stories])
+        for one in paced(pipe, _streamed(_ENDLESS, int(budgets[0] * tokens)), stories[0], self.endless, 4):
+            share = int(budgets[0] * tokens) / (one.frames // _WINDOW * _TOKENS)
+            yield _row("stream", f"{_ENDLESS}, going on", share, (None, None), one.held, one.read, one.tok_s, one.frames)
+
+    def _policies(self) -> list[str]:
+        known = [name for name in plugins.available(POLICIES) if name != "full"]
+        return _chosen(self.policies, sorted(known, key=lambda name: (name not in ("window", "streaming"), name)), "policies")
+
+
+def _bounds(name: str) -> bool:
+    """Whether a policy can hold a stream."""
+    return isinstance(policy_of(f"{name}:64").policy, Evictor | Storer)
+
+
+def _streamed(name: str, hold: int) -> str:
+    """What `stream_session` is told, so that every policy holds as much between two windows."""
+    return f"{name}:{hold},interval=1" if isinstance(policy_of(f"{name}:64").policy, Evictor) else f"{name}:{hold}"
+
+
+def _chosen(text: str, known: Sequence[str], item: str) -> list[str]:
+    """Names out of "a+b", in the order of those that are known. Raises InputError for another."""
+    asked = list(known) if text == "all" else text.split("+")
+    for name in asked:
+        if name not in known:
+            raise InputError(f"{name!r} is not known; join some of {', '.join(known)} by +, or write all", item=item)
+    return [name for name in known if name in asked]
+
+
+def _row(
+    suite: str, policy: str, budget: float, quality: tuple[float | None, float | None], held: float, read: float, speed: float,
+    frames: int | None = None,
+) -> dict[str, Cell]:  # fmt: skip
+    return {
+        "suite": suite, "policy": policy, "budget": budget, "quality": quality[0], "quality_full": quality[1], "bytes_held": int(held),
+        "bytes_read_per_token": int(read), "tok_s": speed, "frames": frames,
+    }  # fmt: skip

@@ -1,0 +1,273 @@
+"""A stream without end: frames and words go into the decoder as they come, its memory stays bounded, and it can be asked at any time.
+
+    stream = pipe.stream_session(kv="streaming:1024")
+    stream.say("A camera above a table.")
+    for seconds, frame in camera:
+        stream.push(frame, seconds)
+    stream.ask("What appeared first?")            # the stream stays as it was
+    stream.ask("And then?", keep=True)            # question and answer become part of it
+
+Where `mmsdk.watch` holds tokens of the encoder and reads them anew for every question, this holds the decoder's keys and values, which are
+never computed again: what comes is read once, with all that is still remembered before it. When the memory is full, `kv` says what stays
+(`mmsdk.kv.policy`), and positions close up behind what goes, so that a stream never leaves the context of its model. What comes together
+is there in addition until it has been read, and so are question and answer while they last.
+
+Frames go through the encoder in windows, each of which is a clip of its own to the model: times are counted anew in each.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk import plugins
+from mmsdk.answer import Answer, Tokens
+from mmsdk.attention.mla import Latent
+from mmsdk.compress import Compression, named
+from mmsdk.decoder.prefill import Laid, prefill_into
+from mmsdk.decoder.quantised import precision
+from mmsdk.decoder.rope import Dynamic, LongRope
+from mmsdk.decoder.spans import Span
+from mmsdk.encoded import Encoded, moved
+from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.loop import Generated, collect, generate
+from mmsdk.kv.policy import Evictor, Reader
+from mmsdk.kv.policy_cache import PolicyCache
+from mmsdk.kv.policy_memory import POLICIES, PolicyMemory, policy_of
+from mmsdk.models.types import VLM
+from mmsdk.prompt import Ids, Layout, Prompt, Slot
+from mmsdk.prompt import Span as Part
+from mmsdk.stages import Clock, Row, device_of, lay_out
+from mmsdk.vision.intake import Source
+from mmsdk.vision.types import Image
+from mmsdk.watch import Arrived, windowed
+
+__all__ = ["StreamSession"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a stream is at one time: the cache, the frames that wait for their window to be full, and the last window, for the layout.
+
+    `opened` says whether any window has been read; `visual` and `kept` are the visual tokens so far, in full and as they were read.
+    """
+
+    cache: PolicyCache
+    arrived: Arrived
+    seen: Encoded
+    opened: bool = False
+    visual: int = 0
+    kept: int = 0
+
+
+class StreamSession:
+    """One stream. `kv` says how much is held of it and what, `window` frames go through the encoder together.
+
+    Raises PluginError for a policy that does not bound a stream and for a compression that works inside encoder or decoder or wants to know
+    the question, BudgetError for a share of what has no length, ModelError for a model whose positions cannot close up.
+    """
+
+    def __init__(self, vlm: VLM, compression: Compression, kv: str, window: int = 8) -> None:
+        _check(vlm, compression)
+        memory, self._hold = bounding(kv)
+        self._vlm, self._compression, self._window = vlm, compression, windowed(window)
+        # before the first frame something must stand in its place for the layout; the decoder never sees it
+        blank = Image(torch.zeros(3, 16, 16, dtype=torch.uint8))
+        with torch.no_grad():
+            seen = Encoded.of(blank, vlm.encoder([blank])[0], vlm.name)
+            head, _, _ = _parted(vlm.layout(Prompt.of([seen], "?")))
+            cache = memory.cache(vlm.decoder.config.layers, 1, device_of(vlm))
+            self._run(cache, self._words(head))
+            # from now on the budget holds
+            cache.settle()
+        self._now = State(cache, Arrived(), seen)
+
+    @property
+    def cache(self) -> PolicyCache:
+        """What is held: to be looked at, not to be changed."""
+        return self._now.cache
+
+    @property
+    def held(self) -> int:
+        """Tokens that are held, in the layer and by the head that hold most."""
+        return _held(self._now.cache, self._vlm.decoder.config.layers)
+
+    @property
+    def kept(self) -> int:
+        """Visual tokens that were read so far, whether they are still held or not."""
+        return self._now.kept
+
+    @property
+    def frames(self) -> int:
+        """How many frames have come."""
+        return self._now.arrived.count
+
+    @torch.no_grad()
+    def push(self, frame: Source, seconds: float) -> None:
+        """One more frame, in any form that intake reads, and when it was taken, by any clock.
+
+        Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
+        the one before, and for a window of frames that the memory does not hold; it is then as if the frame had not come.
+        """
+        now = dataclasses.replace(self._now, arrived=self._now.arrived.push(frame, seconds))
+        self._now = self._looked(now, Clock(device_of(self._vlm))) if len(now.arrived.frames) == self._window else now
+
+    @torch.no_grad()
+    def say(self, text: str) -> None:
+        """Words that stand in the stream where they come: the frames that wait for their window are looked at before them.
+
+        Raises InputError for text that is empty or does not fit into the memory.
+        """
+        # the same rules as for a question
+        (words,) = [part.text for part in Prompt.of([], text).turns]
+        laid = self._words((Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),))
+        now = self._looked(self._now, Clock(device_of(self._vlm)))
+        self._now = dataclasses.replace(now, cache=self._read(now.cache, laid))
+
+    @torch.no_grad()
+    def ask(
+        self,
+        question: str,
+        *,
+        keep: bool = False,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: tuple[str, ...] = (),
+    ) -> Answer:
+        """Answer from what is remembered and the frames that wait; the stream stays as it was, unless the answer is to be kept in it.
+
+        Settings are those of `GenerationConfig`. Of the answer's tokens, `recalled` are the entries that were held already.
+        Raises InputError where question and answer do not fit the model beside what is held, ModelError where scores are not finite.
+        """
+        config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        clock = Clock(device_of(self._vlm))
+        _, _, tail = _parted(self._vlm.layout(Prompt.of([self._now.seen], question)))
+        now = self._looked(dataclasses.replace(self._now, cache=self._now.cache.fork()), clock)
+        laid, held = self._words(tail), _held(now.cache, self._vlm.decoder.config.layers)
+        now.cache.close_up()
+        asked, ahead = held + len(laid.embeddings), int(now.cache.position[0]) + len(laid.embeddings)
+        if asked + max_tokens > self._vlm.context:
+            told = f"stream and question have {asked} tokens and the answer may have {max_tokens}, but the model holds {self._vlm.context}"
+            raise InputError(f"{told}; hold less, or lower max_tokens", item="stream")
+        with clock.stage("prefill"):
+            hidden = self._run(now.cache, laid)
+        with clock.stage("decode"):
+            said = self._said(now.cache, hidden, config)
+        if isinstance(said.finish, ModelError):
+            raise said.finish
+        if keep:
+            # what was said last may not have been read yet
+            unread = said.ids[int(now.cache.position[0]) - ahead :]
+            self._run(now.cache, self._words((Ids((*unread, *self._vlm.tokenizer.encode("\n"))),)))
+            self._now = now
+        counts = Tokens(now.visual, now.kept, asked, len(said.ids), held)
+        return Answer(said.text.lstrip(), counts, clock.timings, seed, said.finish, (), precision(self._vlm.decoder))
+
+    def _looked(self, now: State, clock: Clock) -> State:
+        """With the frames that wait read into the cache."""
+        if not now.arrived.frames:
+            return now
+        arrived, vlm = now.arrived, self._vlm
+        with clock.stage("encode"):
+            tokens = moved(arrived.seen(vlm, joining=True), torch.device("cpu"))
+        frames = len(arrived.frames)
+        seen = Encoded(tokens, "stream", len(tokens), vlm.name, arrived.notes, size=arrived.size, frames=frames)
+        laid = lay_out(vlm, self._compression, [(seen, "?")], 1, clock)
+        for error in laid.errors.values():
+            raise error
+        (row,) = laid.rows.values()
+        with clock.stage("prefill"):
+            _, between, _ = _parted(vlm.layout(Prompt.of([seen, seen], "?")))
+            words = self._words(between if now.opened else ())
+            cache = self._read(now.cache, _joined(words, _sight(row, arrived.count // self._window % 2)))
+        return State(cache, arrived.emptied(), seen, True, now.visual + row.visual, now.kept + row.kept)
+
+    def _read(self, cache: PolicyCache, laid: Laid) -> PolicyCache:
+        """The cache with these tokens in it, and no more than is to be held."""
+        new = len(laid.embeddings)
+        if new > self._hold:
+            raise InputError(f"{new} tokens come at one time, and {self._hold} are held; compress more, or hold more", item="stream")
+        if int(cache.position[0]) + new > min(2 * self._hold, self._vlm.context):
+            cache.close_up()
+        self._run(cache, laid)
+        return cache
+
+    def _run(self, cache: PolicyCache, laid: Laid) -> Float[Tensor, "1 d"]:
+        """The decoder's output at the last of these tokens, which are in the cache then."""
+        places = cache.position[0] + torch.arange(len(laid.embeddings), device=laid.embeddings.device)
+        return prefill_into(self._vlm.decoder, [dataclasses.replace(laid, positions=places)], (), cache).hidden[:, -1]
+
+    def _words(self, spans: tuple[Part, ...]) -> Laid:
+        """Words, and what a model has learned to stand between them, in front of the decoder."""
+        # of no words, too, there are embeddings
+        embeddings = Layout((Ids(()), *spans), media=0).embed([], self._vlm.decoder.embed, device_of(self._vlm))
+        return Laid(embeddings, torch.arange(len(embeddings)), (Span(-1, (len(embeddings),)),))
+
+    def _said(self, cache: PolicyCache, hidden: Float[Tensor, "1 d"], config: GenerationConfig) -> Generated:
+        vlm = self._vlm
+        return collect(generate(vlm.decoder, hidden, cache, [config], vlm.tokenizer.decode, vlm.stop_ids), 1)[0]
+
+
+def _parted(layout: Layout) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...]]:
+    """What a layout of one or two visual inputs has before the first, between them and behind the last."""
+    slots = [(place, span.media) for place, span in enumerate(layout.spans) if isinstance(span, Slot)]
+    first = [place for place, media in slots if media == 0]
+    second = [place for place, media in slots if media == 1] or [len(layout.spans)]
+    between = layout.spans[first[-1] + 1 : second[0]] if layout.media > 1 else ()
+    return layout.spans[: first[0]], between, layout.spans[slots[-1][0] + 1 :]
+
+
+def _sight(row: Row, number: int) -> Laid:
+    """What stands in a row from its first visual token to its last, with a number by which windows side by side are told apart."""
+    ends = list(accumulate((span.counts[0] for span in row.spans), initial=0))
+    runs = [place for place, span in enumerate(row.spans) if span.media >= 0]
+    here, parts = slice(ends[runs[0]], ends[runs[-1] + 1]), row.spans[runs[0] : runs[-1] + 1]
+    spans = tuple(dataclasses.replace(span, media=number if span.media >= 0 else -1) for span in parts)
+    return Laid(row.embeddings[here], row.positions[here], spans, tuple(added[here] for added in row.deep))
+
+
+def _joined(words: Laid, sight: Laid) -> Laid:
+    """Words and, behind them, what is seen; nothing deep is added to words."""
+    together = torch.cat((words.embeddings, sight.embeddings))
+    deep = tuple(torch.cat((torch.zeros_like(words.embeddings), added)) for added in sight.deep)
+    return Laid(together, torch.arange(len(together)), (*words.spans, *sight.spans), deep)
+
+
+def _held(cache: PolicyCache, layers: int) -> int:
+    return max(int(cache.lengths(layer).max()) for layer in range(layers))
+
+
+def bounding(kv: str) -> tuple[PolicyMemory, int]:
+    """The memory of a stream by its name, and how many tokens it holds.
+
+    Raises PluginError for a policy that lets go of nothing, or of the prompt's tokens alone, BudgetError for a share.
+    """
+    if plugins.parse(kv).name not in plugins.available(POLICIES):
+        known = ", ".join(plugins.available(POLICIES))
+        raise PluginError(f'{kv!r} bounds no stream; choose a policy with what it holds ("streaming:1024"): {known}')
+    memory = policy_of(kv)
+    name, policy, amount = plugins.parse(kv).name, memory.policy, memory.amount
+    if isinstance(policy, Reader) or (isinstance(policy, Evictor) and not policy.interval):
+        told = f"{name} lets go of nothing while a stream goes on"
+        raise PluginError(f"{told}; choose another policy, or where it has the knob, write {name}:512,interval=1")
+    if not isinstance(amount, int):
+        raise BudgetError(f"{kv!r}: a stream has no length to hold a share of; write a whole number of tokens")
+    return memory, amount
+
+
+def _check(vlm: VLM, compression: Compression) -> None:
+    for step in (*compression.inside_encoder, *compression.inside_decoder):
+        raise PluginError(f"{named(step.method)} works inside encoder or decoder, and a stream is compressed between them; choose another")
+    if compression.asks:
+        raise PluginError("a method that wants to know the question cannot compress a stream, which is read before one is asked")
+    config = vlm.decoder.config
+    if config.rope_sections.counts or isinstance(config.rope_scaling, Dynamic | LongRope) or isinstance(config.attention, Latent):
+        raise ModelError(f"{vlm.name}: its keys cannot be moved to other positions, so that an endless stream would leave its context")

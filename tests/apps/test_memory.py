@@ -1,0 +1,153 @@
+"""What memories are measured by: shared prompts are what each memory would have read, and answers stand where they are looked for."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmsdk.apps.memory.asked import Asked, needles, texts
+from mmsdk.apps.memory.carried import carried
+from mmsdk.apps.memory.measure import filled, measured, prompted
+from mmsdk.apps.memory.plot import drawn
+from mmsdk.apps.memory.streams import Remembering, happenings
+from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.decoder.transformer import Decoder, DecoderConfig
+from mmsdk.errors import InputError
+from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.policy_memory import policy_of
+from mmsdk.models.mini.family import Mini
+from mmsdk.tokenizer import TextTokenizer
+from mmsdk.vision.types import Video
+from mmsdk.weights.gguf_file import read_file
+from mmsdk.weights.gguf_tokenizer import tokenizer_of
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"width": 32, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 8, "inner": 48, "context": 4096}
+    made = Decoder(DecoderConfig(vocabulary=96, **sizes)).eval().requires_grad_(False)
+    for parameter in made.parameters():
+        parameter.normal_(0, 0.3, generator=generator).add_(float(parameter.ndim == 1))
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer(mini_language: Path) -> TextTokenizer:
+    return tokenizer_of(read_file(mini_language).metadata)
+
+
+def ids_of(count: int) -> Tensor:
+    return torch.randint(0, 96, (1, count), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", ["window", "streaming", "snapkv", "h2o", "keydiff", "expected"])
+def test_a_shared_prompt_fills_a_memory_as_reading_it_does(decoder: Decoder, name: str) -> None:
+    asked = Asked(decoder.embed(ids_of(60)), (1, 2), (3, 4, 5), "likelihood")
+    policy, amounts = policy_of(f"{name}:1.0").policy, (0.5, 0.2)
+    for amount, cache in zip(amounts, filled(policy, amounts, prompted(decoder, asked)), strict=True):
+        own = policy_of(f"{name}:{amount}").cache(3, 1, "cpu")
+        decoder(asked.prompt, torch.arange(60)[None], own)
+        own.settle()
+        for layer in range(3):
+            mine, theirs = cache.view(layer), own.view(layer)
+            torch.testing.assert_close(mine.keys, theirs.keys)
+            assert torch.equal(mine.positions, theirs.positions) and cache.lengths(layer).unique().tolist() == [round(60 * amount)]
+        shared, alone = measured(decoder, cache, asked), measured(decoder, own, asked)
+        assert shared.quality == pytest.approx(alone.quality, rel=1e-5) and shared.tokens == 4
+        assert 0 < shared.read <= shared.held
+
+
+def test_qualities_are_those_of_the_model(decoder: Decoder) -> None:
+    """Of the full cache: what one pass over prompt, cue and answer gives."""
+    ids = ids_of(40)
+    asked = {
+        score: Asked(decoder.embed(ids[:, :30]), (*ids[0, 30:33].tolist(),), (*ids[0, 33:].tolist(),), score)
+        for score in ("likelihood", "words", "whole")
+    }
+    plain = DenseCache.allocate(3, 1, 2, 8, 40, torch.float32, "cpu")
+    scores = decoder.logits(decoder(decoder.embed(ids), torch.arange(40)[None], plain)[0, 32:-1]).log_softmax(-1)
+    wanted = scores.gather(1, ids[0, 33:, None])
+    right = (scores.argmax(-1) == ids[0, 33:]).float()
+    prompt = prompted(decoder, asked["words"])
+    for score, value in (("likelihood", wanted.mean().exp()), ("words", right.mean()), ("whole", right.min())):
+        (cache,) = filled(policy_of("full").policy, (1.0,), prompt)
+        assert measured(decoder, cache, asked[score]).quality == pytest.approx(float(value), rel=1e-4)
+    best = scores.argmax(-1)
+    (cache,) = filled(policy_of("full").policy, (1.0,), prompt)
+    one = Asked(asked["whole"].prompt, asked["whole"].cue, (int(best[0]),), "whole")
+    assert measured(decoder, cache, one).quality == 1.0
+
+
+def test_a_text_is_carried_through_a_window(decoder: Decoder) -> None:
+    """Without a compaction both ways are one pass; with some, reading anew forgets what went and costs passes over what stays."""
+    ids, passed = ids_of(1000)[0].tolist(), list[int]()
+    handle = decoder.layers[0].register_forward_hook(lambda module, inputs, output: passed.append(output.shape[1]))
+    small = {anew: carried(decoder, ids, 300, anew) for anew in (False, True)}
+    handle.remove()
+    # 8 chunks; of 300 tokens, 150 stay, and the next compaction comes when the next chunk but one does
+    assert small[False].compactions == small[True].compactions == 6
+    assert sum(passed) == 2 * 1000 + 6 * 150 and small[False].held == small[True].held == 2 * 3 * 2 * 8 * 300 * 4
+    assert small[False].quality != small[True].quality
+    plain = DenseCache.allocate(3, 1, 2, 8, 500, torch.float32, "cpu")
+    hidden = decoder(decoder.embed(torch.tensor([ids[:500]])), torch.arange(500)[None], plain)[0]
+    lost = torch.nn.functional.cross_entropy(decoder.logits(hidden[:-1]), torch.tensor(ids[1:500]))
+    for anew in (False, True):
+        whole = carried(decoder, ids[:500], 500, anew)
+        assert whole.compactions == 0 and whole.quality == pytest.approx(float((-lost).exp()), rel=1e-4)
+    with pytest.raises(InputError, match="at least 260"):
+        carried(decoder, ids, 200, anew=False)
+
+
+def test_needles_lie_in_a_book_and_are_asked_for_by_name(small: Mini, tokenizer: TextTokenizer, book: Path) -> None:
+    """The number that is asked for stands in the prompt once, among as many as there are keys, and its digits are tokens."""
+    text = book.read_text(encoding="utf-8")
+    for keys in (1, 8):
+        for asked in needles(small.decoder, tokenizer, text, 512, 3, keys):
+            code = tokenizer.decode(asked.answer)
+            assert len(asked.answer) == 5 and code.isdigit() and asked.score == "words"
+            assert asked.prompt.shape[1] == 512
+            # each row of the prompt is the embedding of one id
+            distance = torch.cdist(asked.prompt[0], small.decoder.embedding.weight)
+            prompt = tokenizer.decode(distance.argmin(1).tolist())
+            city = prompt.rsplit("number of ", 1)[1].split("?")[0]
+            assert prompt.count("The secret number of") == keys and prompt.count(f"The secret number of {city} is {code}.") == 1
+            assert tokenizer.decode(asked.cue).startswith("Answer: The secret number of " + city)
+
+
+def test_texts_go_on_where_the_prompt_ends(small: Mini, tokenizer: TextTokenizer, book: Path) -> None:
+    text = book.read_text(encoding="utf-8")
+    short, long = texts(small.decoder, tokenizer, text, (64, 256), 16)
+    assert short.prompt.shape[1] == 63 and long.prompt.shape[1] == 255 and len(short.cue) == 1 and len(long.answer) == 16
+    assert tokenizer.decode((*long.cue, *long.answer)) in text
+    with pytest.raises(InputError, match="are asked for"):
+        texts(small.decoder, tokenizer, text[:1000], (512,), 16)
+
+
+def test_what_happens_is_drawn_again_as_it_was(emoji: Path, photos: Path, small: Mini) -> None:
+    artist = Artist(emoji, photos, held_out=True)
+    first, again = happenings(artist, 2), happenings(artist, 2)
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one.early, other.early) and torch.equal(one.later, other.later) and one.question == other.question
+    frames = list(first[0].frames(20))
+    assert torch.equal(frames[7], first[0].early[7]) and torch.equal(frames[16], frames[8]) and len(frames) == 20
+    encoder, clip = Remembering(small.encoder), Video(first[0].early, torch.arange(8.0))
+    (before,), (after,) = encoder([clip]), encoder([Video(first[0].early.clone(), torch.arange(8.0))])
+    assert after is before and len(encoder.known) == 1 and torch.equal(before.features, small.encoder([clip])[0].features)
+
+
+def test_the_picture_has_a_panel_for_every_suite_and_a_line_for_every_policy() -> None:
+    rows = [
+        {"suite": suite, "policy": policy, "budget": budget, "quality": quality, "quality_full": 0.8}
+        for suite in ("text", "needle", "stream")
+        for policy, quality in (("window", 0.1), ("<new>", 0.5))
+        for budget in (0.5, 0.25)
+    ]
+    odd = [{"suite": "text", "policy": "full", "budget": 1.0, "quality": 0.8, "quality_full": 0.8}, {**rows[0], "quality": None}]
+    root = ElementTree.fromstring(drawn([*rows, *odd]))
+    name = "{http://www.w3.org/2000/svg}"
+    assert [text.text for text in root.iter(f"{name}text") if text.get("class") == "t"] == ["text", "needle", "stream"]
+    assert len(list(root.iter(f"{name}circle"))) == len(rows)
+    assert {"<new>", "window", "50 %", "25 %"} <= {text.text for text in root.iter(f"{name}text")}

@@ -1,0 +1,177 @@
+"""A stream of real parts at a small size: it is what a prompt of the same would be, stays as it was when asked, and does not grow."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmsdk.compress import compression
+from mmsdk.decoder.rope import Sections
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
+from mmsdk.models.mini.family import Mini
+from mmsdk.pipeline import Pipeline
+from mmsdk.stream import StreamSession
+from mmsdk.vision.types import Video
+
+
+def frames_of(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, (count, 3, 56, 56), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def clip(frames: Tensor) -> Video:
+    return Video(frames, torch.arange(len(frames)).float())
+
+
+def shown(stream: StreamSession, frames: Tensor, first: float = 0.0) -> StreamSession:
+    for number, pixels in enumerate(frames):
+        stream.push(pixels, first + number)
+    return stream
+
+
+def entries(stream: StreamSession) -> int:
+    return stream.held
+
+
+@pytest.fixture
+def pipe(small: Mini) -> Pipeline:
+    return Pipeline(small)
+
+
+@pytest.mark.parametrize(
+    ("count", "compress"), [(4, "identity"), (3, "identity"), (8, "identity"), (11, "identity"), (8, "simplecluster:5")]
+)
+def test_while_everything_is_held_it_is_the_prompt(small: Mini, count: int, compress: str) -> None:
+    """A stream in windows of four frames is a question about as many clips; also where the last window is not full."""
+    pipe, frames = Pipeline(small, compression(compress)), frames_of(count)
+    stream = shown(pipe.stream_session("window:256", window=4), frames)
+    wanted = pipe([clip(part) for part in frames.split(4)], "What happens?", max_tokens=6)
+    for _ in range(2):
+        answer = stream.ask("What happens?", max_tokens=6)
+        assert str(answer) == str(wanted) and answer.finish == wanted.finish
+        assert (answer.tokens.visual, answer.tokens.kept, answer.tokens.prompt) == (
+            wanted.tokens.visual,
+            wanted.tokens.kept,
+            wanted.tokens.prompt,
+        )
+    assert stream.frames == count and answer.timings.prefill > 0
+
+
+def test_asking_leaves_the_stream_as_it_was(pipe: Pipeline) -> None:
+    """Two questions from one saved beginning answer as if each were the only one, and frames that come later too (KA-22)."""
+    frames = frames_of(12, seed=1)
+    asked, silent = (pipe.stream_session("window:64", window=4) for _ in range(2))
+    for number, pixels in enumerate(frames):
+        asked.push(pixels, float(number))
+        silent.push(pixels, float(number))
+        asked.ask("What is it?", max_tokens=3)
+        asked.ask("Which colour?", max_tokens=2)
+    for layer in range(3):
+        assert torch.equal(asked.cache.view(layer).keys, silent.cache.view(layer).keys)
+        assert torch.equal(asked.cache.view(layer).positions, silent.cache.view(layer).positions)
+    assert asked.ask("What is it?", max_tokens=4) == silent.ask("What is it?", max_tokens=4)
+
+
+def test_a_kept_answer_is_part_of_the_stream(small: Mini, pipe: Pipeline) -> None:
+    stream = shown(pipe.stream_session("window:256", window=4), frames_of(4, seed=2))
+    before = entries(stream)
+    answer = stream.ask("What is it?", max_tokens=5, keep=True)
+    said = len(small.tokenizer.encode("Question: What is it?\nAnswer:")) + 5 + len(small.tokenizer.encode("\n"))
+    assert answer.tokens.generated == 5 and entries(stream) == before + said
+    assert stream.ask("And now?", max_tokens=5).tokens.recalled == before + said
+    # frames that waited were read before the question
+    stream.push(frames_of(1, seed=3)[0], 9.0)
+    stream.ask("What?", max_tokens=1, keep=True)
+    assert entries(stream) > before + said + 4
+
+
+def test_words_stand_where_they_come(small: Mini, pipe: Pipeline) -> None:
+    """The frames in front of them are read first, though their window is not full; after, the next window begins."""
+    stream, frames = pipe.stream_session("window:256", window=4), frames_of(6, seed=4)
+    stream.say("A table.")
+    shown(stream, frames[:2])
+    stream.say("A cup.")
+    words = [len(small.tokenizer.encode(f"{text}\n")) for text in ("A table.", "A cup.")]
+    assert entries(stream) == 1 + sum(words) + 2 * 4
+    other = pipe.stream_session("window:256", window=4)
+    shown(other, frames[:2])
+    other.say("A table.")
+    other.say("A cup.")
+    assert entries(other) == entries(stream) and not torch.allclose(other.cache.view(1).keys, stream.cache.view(1).keys, atol=1e-2)
+    # a stream may be words alone
+    talk = pipe.stream_session("window:64")
+    for number in range(40):
+        talk.say(f"The number is {number}.")
+    assert entries(talk) <= 64 and talk.ask("Which number?", max_tokens=2).tokens.visual == 0
+
+
+@pytest.mark.parametrize("kv", ["streaming:64", "keydiff:64,interval=1"])
+def test_many_frames_take_no_more_memory_and_no_more_work(pipe: Pipeline, kv: str) -> None:
+    """As many tokens go through the decoder for every window, and nothing that was read is read again."""
+    stream, read = pipe.stream_session(kv, window=4), list[int]()
+    frames, decoder = frames_of(8, seed=5), pipe.vlm.decoder
+    assert isinstance(decoder, Decoder)
+    handle = decoder.layers[0].register_forward_hook(lambda module, inputs, output: read.append(output.shape[1]))
+    sizes = list[int]()
+    for number in range(100):
+        stream.push(frames[number % 8], number / 25)
+        assert stream.held <= 64
+        sizes.append(stream.cache.nbytes)
+    handle.remove()
+    assert read == [16] * 25 and stream.frames == 100 and max(sizes[40:]) == max(sizes[70:])
+    # positions are given again, but by a policy that places what it keeps itself
+    assert kv == "streaming:64" or int(stream.cache.position[0]) <= 128
+    assert stream.ask("What?", max_tokens=4).tokens.visual == 100 * 4
+
+
+def test_positions_close_up_behind_what_goes(pipe: Pipeline) -> None:
+    """While 64 tokens are held, positions reach 128 at most; closing up changes no value and keeps the order."""
+    stream = shown(pipe.stream_session("tova:64", window=4), frames_of(32, seed=7))
+    cache = stream.cache.fork()
+    before = [cache.view(layer) for layer in range(3)]
+    cache.close_up()
+    for layer, old in enumerate(before):
+        new = cache.view(layer)
+        assert new.positions.tolist() == [list(range(64))] and torch.equal(new.values, old.values)
+        # turned by a rotation, a key is as long as it was
+        torch.testing.assert_close(new.keys.norm(dim=-1), old.keys.norm(dim=-1))
+        by = (new.positions - old.positions)[0].double()[:, None] * 10_000.0 ** -(torch.arange(6).double() / 6)
+        turned = torch.complex(*old.keys.double().chunk(2, -1)) * torch.polar(torch.ones_like(by), by)
+        torch.testing.assert_close(new.keys, torch.cat((turned.real, turned.imag), -1).float(), rtol=1e-4, atol=1e-4)
+    assert cache.position.tolist() == [64] and cache.next(0) is cache.next(2)
+    assert int(stream.cache.position[0]) > 64
+
+
+def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None:
+    for compress, hint in (("tome:0.5", "inside"), ("fastv:0.5", "inside"), ("cdpruner:0.5", "question")):
+        with pytest.raises(PluginError, match=hint):
+            Pipeline(small, compression(compress)).stream_session("window:64")
+    with pytest.raises(InputError, match="window of 1"):
+        pipe.stream_session("window:64", window=1)
+    for kv, hint in (("dense", "bounds no stream"), ("quest:64", "lets go of nothing"), ("snapkv:64", "interval=1"), ("full", "nothing")):
+        with pytest.raises(PluginError, match=hint):
+            pipe.stream_session(kv)
+    with pytest.raises(BudgetError, match="no length"):
+        pipe.stream_session("window:0.5")
+    turned = Decoder.of(replace(small.decoder.config, rope_sections=Sections((2, 2, 2))), small.decoder.state_dict())
+    with pytest.raises(ModelError, match="cannot be moved"):
+        Pipeline(replace(small, decoder=turned)).stream_session("window:64")
+
+
+def test_what_does_not_fit_is_told_and_leaves_no_trace(pipe: Pipeline) -> None:
+    frames = frames_of(8, seed=6)
+    stream = shown(pipe.stream_session("window:12", window=4), frames[:3])
+    with pytest.raises(InputError, match="16 tokens come at one time, and 12 are held"):
+        stream.push(frames[3], 3.0)
+    with pytest.raises(InputError, match="finite, rising"):
+        stream.push(frames[3], 2.0)
+    assert stream.frames == 3
+    stream = shown(pipe.stream_session("window:64", window=4), frames)
+    before = stream.cache.view(0).keys.clone()
+    with pytest.raises(InputError, match="the model holds 512"):
+        stream.ask("What?", max_tokens=500)
+    for text in ("", " \n", "word " * 80):
+        with pytest.raises(InputError):
+            stream.say(text)
+    assert torch.equal(stream.cache.view(0).keys, before)
