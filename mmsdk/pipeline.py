@@ -270,26 +270,6 @@ class Pipeline:
         """
         return StreamSession(self.vlm, self.compression, kv, window)
 
-    def load_adapter(self, path: str | os.PathLike[str], name: str) -> None:
-        """Read an adapter that PEFT saved, from a folder or "org/name" on the hub; calls then choose it by its name.
-
-        Raises WeightsError for files that are missing or damaged, ModelError for what cannot be used here (`mmsdk.weights.peft`).
-        """
-        self.adapters.load(os.fsdecode(path), name, self.vlm.decoder)
-
-    def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Raises InputError where there is none of that name."""
-        self.adapters.unload(name)
-
-    def merge(self, adapter: AdapterSpec) -> "Pipeline":
-        """A pipeline whose weights have the adapter, or several, in them: as fast as without. It has no other adapters yet.
-
-        This one stays as it is, and answers without them as before. Both share what is not changed; the changed matrices are there twice
-        for as long as both are kept. Raises InputError for a name that is not known, ModelError for weights in fewer bits.
-        """
-        vlm, adapters = self.adapters.merged(adapter, self.vlm)
-        return replace(self, vlm=vlm, adapters=adapters)
-
     def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression, worn: Worn) -> list[Answer | MmsdkError]:
         found: dict[int, Answer | MmsdkError] = {}
         for first in range(0, len(items), self.batch_size):
