@@ -133,7 +133,7 @@ def _plan(
             "size": size,
             "inner": accumulable(query.dtype),
             "rows": max(power(h // g), 16),
-            "columns": 16 if query.dtype == torch.float32 else 32,
+            "columns": 16 if query.dtype == torch.float32 or d > 128 else 32,
             "block": max(power(d), 16),
         },
     )

@@ -95,6 +95,11 @@ class Masks:
         """Those of the new tokens."""
         return self._positions
 
+    @property
+    def window(self) -> int:
+        """Of how many last positions anything is seen; 0 for all."""
+        return self._window
+
     def repeated(self, times: int) -> "Masks":
         """The same where every row stands below itself so many times, as when the heads of a layer hold different tokens.
 

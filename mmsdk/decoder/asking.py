@@ -33,6 +33,11 @@ class Asking:
         return self.rotation.standing[0].places
 
     @property
+    def window(self) -> int:
+        """Of a layer with a window of its own the positions that it sees, else 0."""
+        return self.masks.window
+
+    @property
     def turning(self) -> Turning:
         """How this layer turns."""
         return self.rotation.standing[0].turning

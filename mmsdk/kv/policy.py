@@ -6,7 +6,7 @@ A policy is one file of `mmsdk.kv.policies`, a frozen dataclass whose fields are
     Reader     evicts nothing, and decides what a query reads of all that is there
     Storer     brings a store of its own for each layer: other precisions, levels, arenas
 
-An evictor may also be an `Observer`, which is shown the queries of every pass, and a `Mover`, which re-positions what stays.
+An evictor may also be an `Observer`, which is shown the queries of every pass, a `Mover`, which re-positions what stays, and `Early`.
 
 Letters: b rows, h heads, g key-value heads, s new tokens, t entries held, d width; q is 1 where all heads of a layer hold the same
 tokens, else g; n is b, or b * g where every key-value head is a row of its own.
@@ -21,7 +21,7 @@ from mmsdk.kv.entries import Arriving, Entries
 from mmsdk.kv.turning import Turning
 from mmsdk.kv.types import LayerView
 
-__all__ = ["Amount", "Ask", "Closing", "Evictor", "Hearing", "KVPolicy", "LayerStore", "Mover", "Observer", "Reader", "Storer"]
+__all__ = ["Amount", "Ask", "Closing", "Early", "Evictor", "Hearing", "KVPolicy", "LayerStore", "Mover", "Observer", "Reader", "Storer"]
 
 Amount = int | float
 """How much stays: a count of tokens (int), or a share of the prompt's (float in (0, 1])."""
@@ -39,6 +39,11 @@ class Ask(Protocol):
     @property
     def places(self) -> Int[Tensor, "b s"]:
         """Where heads were turned to: the same, or along several axes the place on the first."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """How many last positions a query of this layer sees, where the model says so; 0 for all."""
         ...
 
     @property
@@ -89,6 +94,16 @@ class Mover(Protocol):
 
     def move(self, entries: Entries) -> None:
         """Change `entries.keys` and `entries.positions` in place: they are the memory's own."""
+        ...
+
+
+@runtime_checkable
+class Early(Protocol):
+    """Lets go before a single new token attends, which then sees no more than the budget, itself among it: for windows."""
+
+    @property
+    def early(self) -> bool:
+        """True; it is there to be seen."""
         ...
 
 

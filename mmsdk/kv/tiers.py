@@ -6,6 +6,8 @@
 Columns of the exact entries are [first | mid | window]. When the window has grown by some blocks they become mid, and the oldest blocks of
 mid become means, whose originals are freed. Means that are too many for their level are joined in pairs for the next.
 
+A layer that has a window of its own keeps everything, since what it does not see it must not see in a mean either.
+
 Rows of a batch go in step: blocks are counted from the end of the prompt, so that padding in front changes nothing for a row.
 """
 
@@ -62,7 +64,7 @@ class Tiers:
         self._entries = Entries(layer, depth)
         # None of them before a prompt was read; `laid` when the first tokens stand in front of the others.
         self._sizes: tuple[Sizes, ...] = ()
-        self._laid = False
+        self._laid = self._local = False
         self._first = self._mid = self._levelled = 0
         self._mids: tuple[Means, ...] = ()
         self._far: list[Means] = []
@@ -96,6 +98,7 @@ class Tiers:
     def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
         """See `LayerStore`."""
         self._entries.turning = ask.turning
+        self._local = ask.window > 0
         out = self._over_levels(query, ask) if self._means else attended(query, self._entries, ask)
         if self._sizes:
             self._age(self._sizes[0], self._sizes[0].interval)
@@ -145,7 +148,7 @@ class Tiers:
 
     def _other(self, entries: Entries, far: Sequence[Means], mids: Sequence[Means]) -> "Tiers":
         other = Tiers(self._plan, self._amount, entries.layer, self._depth)
-        other._entries, other._sizes, other._laid = entries, self._sizes, self._laid
+        other._entries, other._sizes, other._laid, other._local = entries, self._sizes, self._laid, self._local
         other._first, other._mid, other._levelled = self._first, self._mid, self._levelled
         other._far, other._mids = list(far), tuple(mids)
         other._gather()
@@ -184,6 +187,8 @@ class Tiers:
     def _age(self, sizes: Sizes, allowed: int) -> None:
         """Move what is too old for its level, once the window is longer than it should be by more than is allowed."""
         entries = self._entries
+        if self._local:
+            return
         if entries.count <= sizes.sinks + sizes.window + sizes.mid * (sizes.block + 1) + sizes.far + allowed and not self._laid:
             return
         if not self._laid:

@@ -38,9 +38,9 @@ class Quest:
             raise BudgetError(f"quest chooses pages of at least one token, got page={self.page}")
 
     def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 d"]:
-        """The best pages, exactly, and the newest, which need not be full."""
+        """The best pages, exactly, and the newest, which need not be full; all of it in layers with a window of their own."""
         most, blocks = max(1, -(-most_of(entries, keep) // self.page)), blocked(entries, self.page)
-        if most >= blocks.count:
+        if most >= blocks.count or ask.window:
             return attended(query, entries, ask)
         low, high = folded(blocks, "amin", torch.inf), folded(blocks, "amax", -torch.inf)
         rank = worth(query[:, :, 0], low, high, blocks.sizes).scatter(2, blocks.last[:, None].expand(-1, low.shape[1], -1), torch.inf)

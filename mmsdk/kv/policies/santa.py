@@ -58,12 +58,12 @@ class Santa:
             raise BudgetError(f"santa: team={self.team} and recent={self.recent} are at least 1, sinks={self.sinks} not below 0")
 
     def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 d"]:
-        """Sampled attention; exact where the budget is as many teams as there are."""
+        """Sampled attention; exact where the budget is as many teams as there are, and in layers with a window of their own."""
         forced = -(-self.sinks // self.team) - (-self.recent // self.team) + 1
         # one more than is always drawn, or the others would have no chance
         draws = max(-(-most_of(entries, keep) // self.team), forced + 1)
         blocks = blocked(entries, self.team)
-        if draws >= blocks.count:
+        if draws >= blocks.count or ask.window:
             return attended(query, entries, ask)
         sums, always = folded(blocks, "sum", 0.0), self._always(blocks)
         teams = ((keep + self.team - 1) // self.team).clamp_min(forced + 1)[:, None]

@@ -83,3 +83,13 @@ def test_few_pages_are_read_and_nothing_is_lost() -> None:
     assert entries.read == 2 * 2 * (10 * 4 + 51) and torch.equal(entries.keys, before)
     with pytest.raises(BudgetError, match="page=0"):
         Quest(page=0)
+
+
+def test_a_layer_with_a_window_of_its_own_sees_that_and_no_more() -> None:
+    """As in Gemma 3, whose local layers see the last positions alone."""
+    entries, query = held(100, 0), torch.randn(2, 4, 1, 8)
+    ask = asking(torch.full((2, 1), 99))
+    local = Asking(Dense(), Masks(ask.positions, torch.float32, None, window=5), ask.rotation)
+    out = Quest(page=4).read(query, entries, local, torch.tensor([16, 16]))
+    entries.values[:, :, :95] += 7
+    torch.testing.assert_close(Quest(page=4).read(query, entries, local, torch.tensor([16, 16])), out)

@@ -231,3 +231,13 @@ def test_the_teams_of_the_first_and_the_last_tokens_are_always_in() -> None:
 def test_teams_have_a_token_at_least() -> None:
     with pytest.raises(BudgetError, match="team=0"):
         Santa(team=0)
+
+
+def test_a_layer_with_a_window_of_its_own_sees_that_and_no_more() -> None:
+    """As in Gemma 3, whose local layers see the last positions alone."""
+    entries, query = held(100, 0), torch.randn(2, HEADS, 1, WIDTH)
+    ask = asking(torch.full((2, 1), 99))
+    local = Asking(Dense(), Masks(ask.positions, torch.float32, None, window=5), ask.rotation)
+    out = Santa(team=TEAM, recent=1).read(query, entries, local, torch.tensor([16, 16]))
+    entries.values[:, :, :95] += 7
+    torch.testing.assert_close(Santa(team=TEAM, recent=1).read(query, entries, local, torch.tensor([16, 16])), out)

@@ -141,6 +141,17 @@ def test_an_endless_row_is_remembered_in_as_many_means_as_the_budget_says() -> N
     torch.testing.assert_close(oldest.values[:, :, 0], tokens[2][:, :, 2 : 2 + size].mean(2), rtol=1e-3, atol=1e-4)
 
 
+def test_a_layer_with_a_window_of_its_own_keeps_what_it_sees_exactly() -> None:
+    x, store, plain = drawn(80), SMALL.store(0, 1, 20), Entries(0, 1)
+    for start, stop in ((0, 70), *((step, step + 1) for step in range(70, 80))):
+        at = places(start, stop, 0)
+        local = Asking(Dense(), Masks(at, torch.float32, None, window=40), asking(at).rotation)
+        for held in (store, plain):
+            held.append(Arriving.of(at, at[:, 0]), x[1][:, :, start:stop], x[2][:, :, start:stop])
+        torch.testing.assert_close(store.attend(x[0][:, :, start:stop], local), attended(x[0][:, :, start:stop], plain, local))
+        store.settle()
+
+
 def test_blocks_are_recalled_by_the_largest_share_of_any_query() -> None:
     found = torch.tensor([[[[0.0, 5.0, 1.0, 9.0], [8.0, 0.0, 0.0, 0.0]]]])
     assert sorted(recalled(found, torch.tensor([[4, 4, 4, 0]]), 2)[0, 0].tolist()) == [0, 1]
