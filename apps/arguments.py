@@ -5,6 +5,7 @@
 
 import argparse
 import difflib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Words without a flag: exactly one of `said`, or with `number` "?" one or none, with "+" one or more."""
+    """Words without a flag: exactly one of `said`, or with `number` "?" one or none, with "+" one or more, with "*" any."""
 
     name: str
     about: str
@@ -100,6 +101,21 @@ ADAPTER = Flag(
 MAX_TOKENS = Flag("--max-tokens", "N", "the longest answer, in tokens", int, 128)
 TEMPERATURE = Flag("--temperature", "T", "0 for the likeliest answer, more for variety", float, 0.0)
 SEED = Flag("--seed", "N", "chooses the answer where the temperature is above 0", int, 0)
+SAMPLING = (
+    MAX_TOKENS,
+    TEMPERATURE,
+    Flag("--top-k", "N", "draw among so many of the likeliest tokens; 0 for all", int, 0),
+    Flag("--top-p", "P", "draw among the likeliest tokens that make up this share", float, 1.0),
+    Flag("--min-p", "P", "draw among tokens at least this many times as likely as the likeliest", float, 0.0),
+    SEED,
+    Flag("--stop", "TEXT", "end the answer before this text; may be given again", repeated=True),
+    Flag("--repetition-penalty", "R", "above 1, what was asked or said becomes less likely; 1 for none", float, 1.0),
+    Flag("--presence-penalty", "P", "from -2 to 2, taken from the score of what was said", float, 0.0),
+    Flag("--frequency-penalty", "P", "from -2 to 2, taken from the score of what was said, as often as it was", float, 0.0),
+    Flag("--max-time", "S", "end the answer after so many seconds", float, math.inf),
+    Flag("--logprobs", "K", "with --json, how likely each token was, and the K likeliest in its place; 0 for none", int, 0),
+)
+"""How answers are drawn; see `mmsdk.generate.config.GenerationConfig`."""
 HOST = Flag("--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1")
 PORT = Flag("--port", "N", "the port to listen at; 0 takes a free one", int, 8000)
 KEYS = Flag("--api-key-file", "FILE", "holds a key that clients must bring; of several, each on a line of its own, any")
@@ -115,9 +131,8 @@ ASK = Command(
     "ask about pictures or clips",
     (
         MODEL,
-        MAX_TOKENS,
-        TEMPERATURE,
-        SEED,
+        *SAMPLING,
+        Flag("--n", "N", "so many answers, with the seeds from --seed on; the question is read once", int, 1),
         COMPRESS,
         KV,
         DTYPE,
@@ -133,6 +148,25 @@ ASK = Command(
     ),
     (Words("words", "one or more pictures or clips, then the question", 'PATH... "question"', number="+"),),
     'mmsdk ask PATH... "question" [options]',
+)
+
+CHAT = Command(
+    "talk about pictures and clips, line by line",
+    (
+        MODEL,
+        *SAMPLING,
+        Flag("--system", "TEXT", "what the model is told before the conversation", default=""),
+        COMPRESS,
+        KV,
+        DTYPE,
+        QUANTIZE,
+        GGUF_FILE,
+        ADAPTER,
+        DEVICE,
+        replace(JSON, about=f"{JSON.about}; one object a line"),
+    ),
+    (Words("words", "pictures and clips that the first question is about", "PATH...", number="*"),),
+    "mmsdk chat [PATH...] [options]",
 )
 
 DEMO = Command(
@@ -244,6 +278,7 @@ COMPLETION = Command(
 # In the order of the help, and under the name of the module of `mmsdk.apps.commands` that runs it.
 COMMANDS = {
     "ask": ASK,
+    "chat": CHAT,
     "demo": DEMO,
     "serve": SERVE,
     "robot": ROBOT,

@@ -73,7 +73,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.command is None:
         made.print_help()
         raise SystemExit(0)
-    if args.command == "ask" and not any(word.startswith("-") for word in extra):
+    if args.command in ("ask", "chat") and not any(word.startswith("-") for word in extra):
         # argparse takes only the first run of words: `ask photo.jpg --seed 3 "question"`
         args.words, extra = args.words + extra, []
     if extra:

@@ -12,7 +12,7 @@ from mmsdk.weights.bundle import available
 
 __all__ = ["SHELLS", "bash", "fish", "zsh"]
 
-PATHS = ("FILE", "FOLDER", "PICTURE", "FILE.py:NAME", "WHAT", 'PATH... "question"')
+PATHS = ("FILE", "FOLDER", "PICTURE", "FILE.py:NAME", "WHAT", "PATH...", 'PATH... "question"')
 """What stands for a path, among the names of what is said."""
 
 _BASH = """\

@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Answer": "mmsdk.answer",
+    "Chat": "mmsdk.chat",
     "Encoded": "mmsdk.encoded",
+    "GenerationConfig": "mmsdk.generate.config",
     "Image": "mmsdk.vision.types",
     "LegibilityWarning": "mmsdk.legibility",
     "Pipeline": "mmsdk.pipeline",
@@ -26,7 +28,9 @@ _HOMES = {
 __all__ = [
     "Answer",
     "BudgetError",
+    "Chat",
     "Encoded",
+    "GenerationConfig",
     "Image",
     "InputError",
     "LegibilityWarning",

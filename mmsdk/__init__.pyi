@@ -1,4 +1,5 @@
 from mmsdk.answer import Answer as Answer
+from mmsdk.chat import Chat as Chat
 from mmsdk.encoded import Encoded as Encoded
 from mmsdk.errors import BudgetError as BudgetError
 from mmsdk.errors import InputError as InputError
@@ -8,6 +9,7 @@ from mmsdk.errors import PluginError as PluginError
 from mmsdk.errors import SafetyError as SafetyError
 from mmsdk.errors import WeightsError as WeightsError
 from mmsdk.errors import WireError as WireError
+from mmsdk.generate.config import GenerationConfig as GenerationConfig
 from mmsdk.legibility import LegibilityWarning as LegibilityWarning
 from mmsdk.pipeline import Pipeline as Pipeline
 from mmsdk.pipeline import pipeline as pipeline

@@ -62,14 +62,15 @@ Finish = Literal["stop", "length", "time"]
 
 
 class Answer(str):
-    """The answer's text, a `str` in every way, with what it took: `.tokens`, `.timings`, `.seed`, `.finish`, `.sights`, `.audit`.
+    """The answer's text, a `str` in every way, with what it took: `.tokens`, `.timings`, `.seed`, `.finish`, `.sights`, `.audit`,
+    `.ids`, the tokens that were generated.
 
     `.finish` is "length" at `max_tokens` and "time" at `max_time`. `.logprobs` has an entry for every token that was generated, those of a
     stop string among them, where they were asked for. `.precision` is the dtype that the language model computed in, behind how its
     matrices are stored: "bfloat16", "int4/bfloat16".
     """
 
-    __slots__ = ("finish", "logprobs", "precision", "seed", "sights", "timings", "tokens")
+    __slots__ = ("finish", "ids", "logprobs", "precision", "seed", "sights", "timings", "tokens")
 
     tokens: Tokens
     timings: Timings
@@ -78,6 +79,7 @@ class Answer(str):
     sights: tuple[Sight, ...]
     precision: str
     logprobs: tuple[Said, ...]
+    ids: tuple[int, ...]
 
     def __new__(
         cls,
@@ -89,6 +91,7 @@ class Answer(str):
         sights: tuple[Sight, ...] = (),
         precision: str = "",
         logprobs: tuple[Said, ...] = (),
+        ids: tuple[int, ...] = (),
     ) -> "Answer":
         answer = super().__new__(cls, text)
         answer.tokens = tokens or Tokens()
@@ -98,10 +101,12 @@ class Answer(str):
         answer.sights = sights
         answer.precision = precision
         answer.logprobs = logprobs
+        answer.ids = ids
         return answer
 
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]  # str promises (str,), copies need the rest too
-        return str(self), self.tokens, self.timings, self.seed, self.finish, self.sights, self.precision, self.logprobs
+        told = self.tokens, self.timings, self.seed, self.finish, self.sights, self.precision, self.logprobs, self.ids
+        return str(self), *told
 
     @property
     def audit(self) -> tuple[Audit, ...]:

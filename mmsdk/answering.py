@@ -152,7 +152,7 @@ def _answer(vlm: VLM, row: Row, text: Generated, config: GenerationConfig, clock
         return text.finish
     counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids), row.recalled)
     kind = precision(vlm.decoder)
-    return Answer(text.text.lstrip(), counts, clock.timings, int(config.seed), text.finish, row.sights, kind, text.logprobs)
+    return Answer(text.text.lstrip(), counts, clock.timings, int(config.seed), text.finish, row.sights, kind, text.logprobs, text.ids)
 
 
 def _sound(answer: Answer | MmsdkError) -> Answer:

@@ -5,6 +5,7 @@ answer = pipe("photo.jpg", "What is on the table?")
 for piece in pipe.stream("clip.mp4", "What happens?"): print(piece, end="")
 answers = pipe([("a.jpg", "Which colour?"), ("b.png", "How many?")])
 photo = pipe.encode("photo.jpg")  # asked about again and again, encoded once
+chat = pipe.chat()  # each question knows those before it
 """
 
 import math
@@ -18,6 +19,7 @@ import torch
 from mmsdk.adapters import Adapters, AdapterSpec, Worn
 from mmsdk.answer import Answer
 from mmsdk.answering import Stream, alone, answered, guided, sampled, streamed
+from mmsdk.chat import Chat
 from mmsdk.compress import Compression, CompressionSpec, compression
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
@@ -217,6 +219,22 @@ class Pipeline:
         steps = self.compression if compress is None else compression(compress)
         worn = self.adapters.worn(adapter, 1)
         return streamed(self.vlm, steps, (media, question), config, self.recall, worn)
+
+    def chat(
+        self,
+        system: str = "",
+        config: GenerationConfig = GenerationConfig(),
+        *,
+        compress: CompressionSpec | None = None,
+        adapter: AdapterSpec = "",
+    ) -> Chat:
+        """A conversation, whose turns read only what is new; see `mmsdk.chat`. `config` are the settings of its answers.
+
+        `system` is what the model is told before it, where its template has a place for that. Raises InputError for one that is no text,
+        and for an adapter that is not loaded.
+        """
+        steps = self.compression if compress is None else compression(compress)
+        return Chat(self.vlm, steps, self.recall, system, config, self.adapters.worn(adapter, 1))
 
     def encode(self, source: Source) -> Encoded:
         """Encode a picture or a clip once, to ask about it often: what is given back stands wherever a picture may stand.

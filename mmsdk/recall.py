@@ -24,11 +24,11 @@ from mmsdk.prompt import Ids, Layout, Learned, Prompt, Slot, Span
 from mmsdk.tokencomp.plan import reading_key
 from mmsdk.vision.types import Media, Video, VisualTokens
 
-__all__ = ["Recall", "Sights", "content", "keys_of", "recalling"]
+__all__ = ["SIGHTS", "Recall", "Sights", "content", "keys_of", "recalling"]
 
 
 # Bytes of encoded pictures and clips that are kept: some hundreds of pictures.
-_SIGHTS = 128 * 2**20
+SIGHTS = 128 * 2**20
 
 
 class Sights:
@@ -111,7 +111,7 @@ class Recall:
 def recalling(kv: str) -> Recall:
     """What a pipeline with this kind of cache recalls ("dense" nothing). Raises InputError for a kind that is not known."""
     memory = memory_of(kv)
-    return Recall(memory, Sights(_SIGHTS if memory.page else 0))
+    return Recall(memory, Sights(SIGHTS if memory.page else 0))
 
 
 def content(item: Media | Encoded) -> bytes:

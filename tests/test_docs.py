@@ -13,7 +13,7 @@ from mmsdk.pipeline import Pipeline
 from mmsdk.weights.bundle import Bundle
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/guide.md", "docs/memory.md")
+PAGES = ("README.md", "docs/guide.md", "docs/chat.md", "docs/memory.md")
 
 
 def blocks(page: str) -> list[str]:

@@ -1,16 +1,16 @@
 """`mmsdk ask PATH... "question"`: one answer, streamed as text or printed as one JSON object."""
 
 import argparse
-import dataclasses
 import json
 import os
-import sys
 import warnings
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Answer
 from mmsdk.apps.adapters import adapted
+from mmsdk.apps.answers import as_json, config_of, tell_notes
 from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
@@ -30,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
     """Answer the question about the files. What is wrong with the words is told before the model is loaded, which takes seconds."""
     paths, question = _split(args.words)
     form = _form(args)
-    constraint = Constraint.of(form.schema, form.regex, form.choice)
-    config = GenerationConfig(args.max_tokens, args.temperature, seed=args.seed, constraint=constraint)
+    config = replace(config_of(args), constraint=Constraint.of(form.schema, form.regex, form.choice))
+    if args.n < 1:
+        raise InputError(f"it is {args.n}, expected at least 1", item="--n")
     if args.explain:
         check_path(Path(args.explain), paths)
     for path in paths:
@@ -45,18 +46,22 @@ def run(args: argparse.Namespace) -> int:
         worn = adapted(pipe, args.adapter)
     # said below, with the other notes
     warnings.simplefilter("ignore", LegibilityWarning)
-    answer = (_whole if args.json else _streamed)(pipe, paths, question, config, form, worn)
-    for sight in answer.sights:
-        for note in sight.notes:
-            print(f"mmsdk: {sight.source}: {note}", file=sys.stderr)
+    if args.n > 1:
+        answers = _several(pipe, paths, question, config, form, worn, args.n)
+    else:
+        answers = [_one(pipe, paths, question, config, worn, args.json)]
+    tell_notes(answers[0])
     if args.explain:
-        save(draw([load(path) for path in paths], answer.sights, question, str(answer)), Path(args.explain))
+        save(draw([load(path) for path in paths], answers[0].sights, question, str(answers[0])), Path(args.explain))
     if args.json:
-        print(json.dumps(_told(answer, pipe.vlm.name)))
+        told = [_told(answer, pipe) for answer in answers]
+        print(json.dumps({"answers": told} if args.n > 1 else told[0]))
+    elif args.n > 1:
+        print("\n\n".join(answers))
     return 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Form:
     """What the answer is to be, as the pipeline is told."""
 
@@ -90,30 +95,46 @@ def _split(words: list[str]) -> tuple[list[str], str]:
     return paths, question
 
 
-def _streamed(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, form: _Form, worn: AdapterSpec) -> Answer:
-    pieces = pipe.stream(
-        paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed,
-        schema=form.schema, regex=form.regex, choice=form.choice, adapter=worn,
-    )  # fmt: skip
+def _one(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, worn: AdapterSpec, whole: bool) -> Answer:
+    """One answer, shown as it comes unless it is wanted as a whole. It is the first of a conversation that ends with it."""
+    chat = pipe.chat("", config, adapter=worn)
+    if whole:
+        return chat(paths, question)
+    pieces = chat.stream(paths, question)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
     return pieces.answer
 
 
-def _whole(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, form: _Form, worn: AdapterSpec) -> Answer:
+def _several(
+    pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, form: _Form, worn: AdapterSpec, n: int
+) -> list[Answer]:
     return pipe(
-        paths, question, max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed,
-        schema=form.schema, regex=form.regex, choice=form.choice, adapter=worn,
-    )  # fmt: skip
+        paths,
+        question,
+        n=n,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        seed=config.seed,
+        stop=config.stop,
+        repetition_penalty=config.repetition_penalty,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        max_time=config.max_time,
+        logprobs=config.logprobs,
+        schema=form.schema,
+        regex=form.regex,
+        choice=form.choice,
+        adapter=worn,
+    )
 
 
-def _told(answer: Answer, model: str) -> dict[str, object]:
-    return {
-        "text": str(answer),
-        "model": model,
-        # one question asked once recalls nothing
-        "tokens": {name: count for name, count in dataclasses.asdict(answer.tokens).items() if name != "recalled"},
-        "timings_ms": {stage: round(ms, 2) for stage, ms in dataclasses.asdict(answer.timings).items()},
-        "seed": answer.seed,
-    }
+def _told(answer: Answer, pipe: Pipeline) -> dict[str, object]:
+    told = as_json(answer, pipe.vlm.name, pipe.vlm.tokenizer)
+    # one question asked once recalls nothing
+    tokens = {name: count for name, count in asdict(answer.tokens).items() if name != "recalled"}
+    return told | {"tokens": tokens}

@@ -143,6 +143,18 @@ class DenseCache:
         self._values[layer][:, :, :kept] = left.values
         self._slots[layer] = self._slots[layer].kept(index)
 
+    def cut(self, tokens: int) -> int:
+        """Forget all but the first so many tokens of every row; how many are left.
+
+        Of rows without padding, and that nothing was dropped from.
+        """
+        left = {id(slots): slots.first(tokens) for slots in self._slots}
+        self._slots = [left[id(slots)] for slots in self._slots]
+        self._following = [torch.full_like(self.position, tokens)] * len(self._slots)
+        # a fork may read on what would be written over
+        self._extendable = [mine and own for mine, own in zip(self._extendable, self._changeable, strict=True)]
+        return tokens
+
     def fork(self) -> "DenseCache":
         """A continuation that shares what is stored so far; this cache may go on as well, and neither sees the other's tokens."""
         copies = {id(slots): slots.resized(slots.capacity) for slots in self._slots}

@@ -148,6 +148,13 @@ class PagedCache:
         sheet.keep(index)
         self._store.write(layer, sheet.places, keys, values)
 
+    def cut(self, tokens: int) -> int:
+        """Forget all but the first so many tokens of every row, or fewer where blocks have aged; how many are left.
+
+        Of rows that hold as many tokens as each other, without padding, and that nothing was dropped from.
+        """
+        return min(sheet.cut(tokens) for sheet in self._sheets)
+
     def fork(self) -> "PagedCache":
         """A continuation that shares the blocks stored so far; this cache may go on as well, and neither sees the other's tokens."""
         return PagedCache(self._store, [sheet.fork(sheet.layers) for sheet in self._sheets], self.shift)

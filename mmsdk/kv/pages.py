@@ -218,6 +218,18 @@ class RowPages:
         self._look()
         return moved
 
+    def cut(self, store: Store, layers: range, tokens: int) -> int:
+        """Hold only the first so many tokens, or fewer: a column that has aged is kept whole or not at all. How many are left."""
+        page = store.page
+        aged = min(len(self.aged), tokens // page)
+        left = tokens if aged == len(self.aged) else aged * page
+        self.length = left - aged * page
+        columns = -(-self.length // page)
+        store.give(layers, RowPages(self.columns[columns:], 0, self.aged[aged:]))
+        self.columns, self.aged = self.columns[:columns], self.aged[:aged]
+        self._look()
+        return left
+
     def slot(self, page: int) -> int:
         """Where the next token goes, which `reserve` made room for."""
         return self.columns[self.length // page] * page + self.length % page

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from mmsdk.kv.blocks import Blocks
 
-__all__ = ["Look", "Prefixes", "Run", "Words", "chain", "digest"]
+__all__ = ["Look", "Prefixes", "Run", "Words", "chain", "digest", "onward"]
 
 # 256 bits: nobody finds two contents of one key, not even who tries.
 _BYTES = 32
@@ -64,7 +64,16 @@ def digest(*parts: bytes) -> bytes:
 
 def chain(root: bytes, runs: Sequence[Run], page: int) -> list[bytes]:
     """The key of every full block of a prompt, in order."""
-    keys, key, said, filled = list[bytes](), digest(root), list[bytes](), 0
+    return _linked(digest(root), runs, page)
+
+
+def onward(key: bytes, ids: Sequence[int]) -> list[bytes]:
+    """The keys of words behind that of the last token, in blocks of one token."""
+    return _linked(key, [Words(tuple(ids))], 1)
+
+
+def _linked(key: bytes, runs: Sequence[Run], page: int) -> list[bytes]:
+    keys, said, filled = list[bytes](), list[bytes](), 0
     for run in runs:
         start = 0
         while start < len(run):

@@ -137,6 +137,13 @@ class Sheet:
         self._place(counts)
         self._locate()
 
+    def cut(self, tokens: int) -> int:
+        """Hold only the first so many tokens of every row, or fewer where blocks have aged; how many."""
+        left = min(row.cut(self._store, self.layers, tokens) for row in self.rows)
+        self.slots, self.following = self.slots.first(left), torch.full_like(self.following, left)
+        self._locate()
+        return left
+
     def fork(self, layers: range) -> "Sheet":
         """Another one over these layers with the same tokens."""
         return self._other(

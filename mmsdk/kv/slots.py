@@ -89,6 +89,10 @@ class Slots:
         fresh._valid[:, :kept] = self.valid.gather(1, index)
         return Slots(fresh._positions, fresh._valid, kept, self.ordered)
 
+    def first(self, count: int) -> "Slots":
+        """The first so many, with the others to be filled again: these slots are not used any more."""
+        return Slots(self._positions, self._valid, count, self.ordered)
+
     def select(self, rows: Int[Tensor, " r"]) -> "Slots":
         """A copy of these rows."""
         return Slots(self._positions[rows], self._valid[rows], self.count, self.ordered)

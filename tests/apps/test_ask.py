@@ -34,7 +34,7 @@ def test_one_json_object_and_a_picture(model: Path, photos: Path, tmp_path: Path
     words = ["ask", str(photos / "coffee.png"), str(photos / "rocket.jpg"), "What is on the table?", "--model", str(model), "--json"]
     assert main([*words, "--max-tokens", "4", "--seed", "7", "--compress", "uniform:64", "--explain", str(drawn)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"text", "model", "tokens", "timings_ms", "seed"}
+    assert set(told) == {"text", "model", "tokens", "timings_ms", "seed", "finish"}
     assert told["model"] == str(model) and told["seed"] == 7
     tokens = told["tokens"]
     assert set(tokens) == {"visual", "kept", "prompt", "generated"}
@@ -92,6 +92,16 @@ def test_a_seed_says_the_same_streamed_and_whole(model: Path, photos: Path, caps
     streamed = capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     assert streamed == json.loads(capsys.readouterr().out)["text"] + "\n"
+
+
+def test_several_answers_and_how_likely_they_were(model: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["ask", str(photos / "coffee.png"), "What is it?", "--model", str(model), "--dtype", "float32", "--max-tokens", "4"]
+    words += ["--temperature", "1.5", "--repetition-penalty", "1.3", "--top-k", "50"]
+    assert main([*words, "--n", "0"]) == 2 and "--n" in capsys.readouterr().err
+    assert main([*words, "--n", "2", "--seed", "5", "--logprobs", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["answers"]
+    assert [one["seed"] for one in told] == [5, 6] and told[0]["text"] != told[1]["text"]
+    assert all(len(one["logprobs"]) == 4 and len(one["logprobs"][0]["top"]) == 3 for one in told)
 
 
 def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,206 @@
+"""A conversation: questions that know what was asked and answered before, with pictures and clips in any turn.
+
+    chat = pipe.chat("Be brief.")
+    chat("photo.jpg", "What is on the table?")
+    chat("And beside it?")                          # only what is new goes through the decoder
+    for piece in chat.stream("Which is larger?"): print(piece, end="")
+    chat.edit(1, "And under it?")                   # asks the second question in other words; what came after it is gone
+    chat.undo()
+
+A chat is its turns, and nothing else makes a difference to an answer: it is that of a pipeline which is told the whole conversation, in the
+words of the checkpoint's own template. The cache is kept from turn to turn beside them, and looked up by content: what the prompt and what
+the cache holds begin with is not read again, token by token (in blocks, where the pipeline's memory is paged and shared with other calls).
+
+A turn counts when its answer is whole. A stream that is left or interrupted, or an answer that fails, leaves the conversation as it was.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from mmsdk.adapters import Worn
+from mmsdk.answer import Answer
+from mmsdk.answering import Stream, alone, guided, streamed
+from mmsdk.compress import Compression
+from mmsdk.encoded import Given
+from mmsdk.errors import InputError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.kv.held import HeldMemory
+from mmsdk.kv.memory import DenseMemory, RoundedMemory
+from mmsdk.models.types import VLM
+from mmsdk.prompt import Prompt, Text, Turn
+from mmsdk.recall import SIGHTS, Recall, Sights
+from mmsdk.stages import read
+
+__all__ = ["Chat", "Exchange"]
+
+PLAIN = Worn()
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question, with what was shown, and its answer."""
+
+    asked: Prompt
+    answer: Answer
+
+    @property
+    def question(self) -> str:
+        """The words of the question."""
+        return self.asked.text
+
+    @property
+    def turns(self) -> tuple[Turn, Turn]:
+        """Both sides of it."""
+        return Turn("user", self.asked.segments), Turn("assistant", (Text(str(self.answer)),))
+
+
+class Chat:
+    """A conversation with one model. `config` are the settings of its answers, and may be replaced. Not for several threads at one time."""
+
+    def __init__(
+        self,
+        vlm: VLM,
+        compression: Compression,
+        recall: Recall,
+        system: str = "",
+        config: GenerationConfig = GenerationConfig(),
+        worn: Worn = PLAIN,
+    ) -> None:
+        """A conversation in which nothing was said yet. Raises InputError for a system prompt that cannot be read."""
+        self.config = config
+        self._vlm, self._compression, self._recall, self._worn = vlm, compression, _held(recall), worn
+        self._turns: tuple[Exchange, ...] = ()
+        # counts what was begun and what was changed: a stream of an earlier state is over
+        self._state = 0
+        self._system = _checked(system)
+
+    @property
+    def turns(self) -> tuple[Exchange, ...]:
+        """What was asked and answered, in order."""
+        return self._turns
+
+    @property
+    def system(self) -> str:
+        """What the model is told before the conversation; "" for nothing."""
+        return self._system
+
+    @system.setter
+    def system(self, words: str) -> None:
+        self._system = _checked(words)
+        self._state += 1
+
+    @overload
+    def __call__(self, question: str, /, *, config: GenerationConfig | None = ...) -> Answer: ...
+
+    @overload
+    def __call__(self, media: Given | Sequence[Given], question: str, /, *, config: GenerationConfig | None = ...) -> Answer: ...
+
+    def __call__(self, media: Given | Sequence[Given], question: str | None = None, /, *, config: GenerationConfig | None = None) -> Answer:
+        """Ask the next question, about what was shown before or about further pictures and clips; `config` holds for this answer alone.
+
+        Raises InputError for what cannot be read, and where the conversation is longer than the model holds; ModelError where the template
+        will not have it, as some will not have a system prompt. The conversation is then as it was.
+        """
+        return self._begun(self._turns, _asked(media, question), config).answer
+
+    @overload
+    def stream(self, question: str, /, *, config: GenerationConfig | None = ...) -> Stream: ...
+
+    @overload
+    def stream(self, media: Given | Sequence[Given], question: str, /, *, config: GenerationConfig | None = ...) -> Stream: ...
+
+    def stream(self, media: Given | Sequence[Given], question: str | None = None, /, *, config: GenerationConfig | None = None) -> Stream:
+        """The same in pieces. The turn counts once the stream has been read to its end; one that is left has never been asked.
+
+        Whatever else is asked or changed meanwhile ends the stream with an InputError.
+        """
+        return self._begun(self._turns, _asked(media, question), config)
+
+    def edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Answer:
+        """Ask the question of a turn in other words, about what was shown with it; the turns behind it are gone.
+
+        Turns count from 0, and from the end below it. Raises InputError for one that is not there, and what asking raises.
+        """
+        place = self._place(turn)
+        shown = self._turns[place].asked.media
+        return self._begun(self._turns[:place], Prompt.of(shown, question), config).answer
+
+    def drop(self, turn: int) -> Exchange:
+        """Take a turn out, wherever it is; what was said after it stays as it was said. Raises InputError for one that is not there."""
+        place = self._place(turn)
+        gone = self._turns[place]
+        self._turns = self._turns[:place] + self._turns[place + 1 :]
+        self._state += 1
+        return gone
+
+    def undo(self) -> Exchange:
+        """Take the last turn out. Raises InputError where there is none."""
+        return self.drop(-1)
+
+    def _place(self, turn: int) -> int:
+        count = len(self._turns)
+        if not -count <= turn < count:
+            told = f"there are {count}, counted from 0" if count else "nothing was asked yet"
+            raise InputError(f"there is no turn {turn}: {told}", item="turn")
+        return turn % count
+
+    def _begun(self, before: tuple[Exchange, ...], asked: Prompt, config: GenerationConfig | None) -> Stream:
+        """The next answer behind these turns."""
+        told = [Turn("system", (Text(self._system),))] if self._system else []
+        talk = Prompt.talk([*told, *(turn for exchange in before for turn in exchange.turns), Turn("user", asked.segments)])
+        settings = self.config if config is None else config
+        guided(self._vlm, settings)
+        self._state += 1
+        try:
+            stream = streamed(self._vlm, self._compression, ([], talk), settings, self._recall, self._worn)
+        except InputError as error:
+            raise _longer(error) if before and error.item == "prompt" else error from None
+        return Stream(self._pieces(stream, before, asked, self._state))
+
+    def _pieces(self, stream: Stream, before: tuple[Exchange, ...], asked: Prompt, state: int) -> Generator[str, None, Answer]:
+        while True:
+            # the cache is that of the conversation as it is now
+            if state != self._state:
+                raise InputError("the conversation has gone on without it", item="stream")
+            piece = next(stream, None)
+            if piece is None:
+                break
+            yield piece
+        answer = stream.answer
+        self._turns = (*before, Exchange(asked, answer))
+        if isinstance(self._recall.memory, HeldMemory):
+            self._recall.memory.said(answer.ids)
+        return answer
+
+
+def _held(recall: Recall) -> Recall:
+    """The memory of one conversation: the pipeline's, where it remembers; else a cache that is kept, where it can be cut back.
+
+    A policy that drops tokens as it goes cannot be: then each turn is read as a whole, and pictures alone are remembered.
+    """
+    memory = recall.memory
+    if memory.page:
+        return recall
+    held = HeldMemory(memory) if isinstance(memory, DenseMemory | RoundedMemory) else memory
+    return Recall(held, Sights(SIGHTS), recall.tenant)
+
+
+def _asked(media: Given | Sequence[Given], question: str | None) -> Prompt:
+    """One question, its pictures and clips decoded."""
+    if question is None and not isinstance(media, str):
+        raise InputError('the question is missing; write chat("What is it?"), or chat("photo.jpg", "What is it?")', item="question")
+    (found,) = read([([], media) if question is None else (media, question)]).values()
+    if isinstance(found, InputError):
+        raise alone(found)
+    return found
+
+
+def _checked(system: str) -> str:
+    if system:
+        Prompt.of((), system)
+    return system
+
+
+def _longer(error: InputError) -> InputError:
+    return InputError(f"{error.message}; or take turns out of the conversation: chat.drop(0)", item="conversation")
