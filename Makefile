@@ -15,7 +15,7 @@ BENCHES = $(shell $(BIN)/python -c 'from mmsdk.plugins import available; print(*
 $(shell test ! -d $(VENV) || { test -x $(BIN)/python && test -f $(BIN)/activate; } || rm -rf $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ros check bench bench-gpu clean build/check
+.PHONY: help demo test test-ros check docs bench bench-gpu clean build/check
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{printf "%-17s %s\n", $$1, $$2}'
@@ -37,6 +37,10 @@ test-ros: $(VENV)/dev ## the tests of ROS 2 nodes over a real network; installs 
 	$(PIP) install -qq --constraint constraints.txt --editable '.[dev,ros]' 'cyclonedds>=11,<12'
 	$(BIN)/pytest tests/vla/ros
 
+docs: $(VENV)/dev ## the pages of docs/ as a site in build/docs, which needs no network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'open build/docs/index.html'
+
 bench: $(VENV)/dev ## run every bench on this machine
 	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
 
@@ -46,7 +50,7 @@ bench-gpu: $(VENV)/dev ## the same on a GPU, after the kernels' tests: red print
 	@set -e; for name in $(BENCHES); do $(BIN)/mmsdk bench $$name; done
 
 clean: ## remove what was made here (fetched weights stay in the user's cache, what training made in build/train_mini)
-	rm -rf $(VENV) $(BUILT) dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(BUILT) build/docs dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,0 +1,144 @@
+"""The site is built as `make docs` builds it, with warnings as errors, and looked at: pages, tables, what it would load from elsewhere."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from mmsdk import plugins
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    return folder
+
+
+@pytest.fixture
+def making(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """The modules that make pages, and read methods."""
+    monkeypatch.syspath_prepend(DOCS / "_site")
+    return import_module("pages"), import_module("sources")
+
+
+class Loaded(HTMLParser):
+    """What a page loads, and where its links lead."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "a":
+            self.links.append(found.get("href") or "")
+        elif tag == "link":
+            self.sources.append(found.get("href") or "")
+        elif found.get("src"):
+            self.sources.append(found["src"] or "")
+
+
+def test_every_page_is_there_and_in_the_order_of_pages(site: Path) -> None:
+    links = {link.split("#")[0] for link in Loaded((site / "index.html").read_text(encoding="utf-8")).links}
+    pages = {path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")}
+    assert len(pages) >= 14 and pages <= links | {"index.html"}
+    assert all((site / page).is_file() for page in pages)
+
+
+def test_a_new_page_needs_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "_site")
+    hooks = import_module("hooks")
+    for name in ("index", "guide", "serve", "a_new_guide", "robot_new"):
+        (tmp_path / f"{name}.md").touch()
+    start, guides, robots, *_ = hooks.on_config(SimpleNamespace(docs_dir=str(tmp_path), nav=None)).nav
+    assert start == {"Start": ["index.md", "guide.md", "examples.md"]}
+    assert (guides, robots) == ({"Guides": ["serve.md", "a_new_guide.md"]}, {"Robots": ["robot_new.md"]})
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        for source in Loaded(path.read_text(encoding="utf-8")).sources:
+            assert not re.match(r"(\w+:)?//", source), f"{path.name} loads {source}"
+    for path in site.rglob("*.css"):
+        assert not re.search(r"""(@import|url\()\s*["']?(https?:)?//""", path.read_text(encoding="utf-8")), path.name
+
+
+def test_every_method_has_a_page_with_its_knobs_and_its_paper(site: Path) -> None:
+    package = "mmsdk.tokencomp.methods"
+    for name in plugins.available(package):
+        page = (site / "methods" / "compress" / f"{name}.html").read_text(encoding="utf-8")
+        for knob, default in plugins.knobs(package, name).items():
+            row = re.search(rf"<td><code>{knob}</code></td>\n<td>.*</td>\n<td><code>(.*)</code></td>", page)
+            assert row is not None and eval(row[1]) == eval(default), f"{name}: {knob}"
+    for family, name in (("video-attention", "svg2"), ("attention", "mla"), ("heads", "pi0"), ("kv", "rounding")):
+        assert "https://arxiv.org/abs/" in (site / "methods" / family / f"{name}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "mark"),
+    [
+        ("compress", "divprune", "published"),
+        ("compress", "tome", "published, parts ours"),
+        ("compress", "p4q", "reconstruction"),
+        ("compress", "braco", "reconstruction"),
+        ("compress", "random", ""),
+        ("heads", "latte", "reconstruction"),
+        ("heads", "pi0", "published"),
+        ("video-attention", "svg", "published, parts ours"),
+    ],
+)
+def test_pages_say_what_is_published(family: str, name: str, mark: str, making: tuple[ModuleType, ModuleType]) -> None:
+    pages, sources = making
+    (found,) = (method for method in sources.methods(sources.family_of(family)) if method.name == name)
+    assert found.mark == mark
+    assert (f"<b>follows</b> {mark}</span>" in pages.method_page(sources.family_of(family), found)) == bool(mark)
+
+
+def test_docstrings_are_plain_text(making: tuple[ModuleType, ModuleType]) -> None:
+    pages, _ = making
+    assert pages.prose("a_b * c < d | [n d] `x_y`") == r"a\_b \* c &lt; d &#124; \[n d\] `x_y`"
+    assert pages.prose("One.\n\n    y = a * b\n    z = y\n\nTwo (arXiv 2502.11089).").split("\n\n") == [
+        "One.",
+        "```text\ny = a * b\nz = y\n```",
+        "Two (arXiv [2502.11089](https://arxiv.org/abs/2502.11089)).",
+    ]
+    said = pages.prose("Source: A, arXiv 2502.11089. Published: one; two. Ours: three. Ours is only four: five.").split("\n\n")
+    assert [re.sub(r"<.*?> ", "", part.split("\n")[0]) for part in said][1:] == ["One; two.", "Three.", "Ours is only four: five."]
+    assert [part.split(".said-")[1].strip(" }") for part in said] == ["source", "published", "ours", "ours"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_tables_of_benches_are_the_kept_results(path: Path, site: Path) -> None:
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    page = (site / "benchmarks" / f"{path.stem}.html").read_text(encoding="utf-8")
+    table = page[page.index('<h2 id="result">') :].partition("</table>")[0]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in table.partition("<tbody>")[2].split("</tr>")[:-1]]
+    assert len(cells) == len(rows)
+    for shown, row in zip(cells, rows, strict=True):
+        for text, value in zip(shown, row.values(), strict=True):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                assert float(text.replace(",", "")) == pytest.approx(value, rel=0.006, abs=1e-12)
+
+
+def test_the_drawing_takes_the_colours_of_the_page(site: Path) -> None:
+    page = (site / "architecture.html").read_text(encoding="utf-8")
+    assert (
+        '<div class="drawing" role="img" aria-label="Packages' in page and "var(--ink" in page and "<img" not in page.split("<article")[1]
+    )
