@@ -71,10 +71,10 @@ COMPRESS = Flag(
 KV = Flag(
     "--kv",
     "NAME",
-    "how the decoder remembers: dense, paged, int8, fp8, int4 or int2, or a policy of `mmsdk methods` and what it keeps of the prompt, a "
-    'count of tokens ("snapkv:512") or a share ("h2o:0.25")',
+    "how the decoder remembers: dense, paged, int8, fp8, int4, int2, turbo4 or turbo2, or a policy of `mmsdk methods` and what it keeps of "
+    'the prompt, a count of tokens ("snapkv:512") or a share ("h2o:0.25")',
     default="dense",
-    said=("dense", "paged", "int8", "fp8", "int4", "int2"),
+    said=("dense", "paged", "int8", "fp8", "int4", "int2", "turbo4", "turbo2"),
 )
 DTYPE = Flag(
     "--dtype",

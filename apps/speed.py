@@ -1,0 +1,79 @@
+"""How fast a machine is, asked of it for a second: how many bytes it reads of its memory, and how many operations its products take.
+
+Decoding reads every weight once a token, so that memory sets its pace; reading a prompt is products of matrices. Both are measured with
+torch's own threads. A machine that does something else at the same time looks slower than it is.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+__all__ = ["BYTES", "Speed", "measured", "memory_free"]
+
+SECONDS = 0.2  # each thing that is measured is repeated for so long
+READ = 2**26  # numbers in float32 that are read: 256 MB, more than caches hold
+SIDE = 1024  # of the matrices that are multiplied
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.625}
+"""Bytes that a weight takes, in int4 with the scales of its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Bytes read in a second, and operations (a multiplication and an addition are two) in a second by the name of the number format."""
+
+    memory: float
+    products: dict[str, float]
+
+    def tokens(self, weights: float) -> float:
+        """Tokens a second that a model of so many bytes says at most, one question alone: each token reads all of it."""
+        return self.memory / weights
+
+
+def measured(device: torch.device) -> Speed:
+    """Measure a device, in about a second."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
+    numbers = torch.ones(READ, device=device)
+    memory = 4 * READ / _fastest(numbers.sum, wait)
+    del numbers
+    products = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.full((SIDE, SIDE), 1 / SIDE, device=device, dtype=dtype)
+        out = torch.empty_like(matrix)
+        products[str(dtype).removeprefix("torch.")] = 2 * SIDE**3 / _fastest(partial(torch.mm, matrix, matrix, out=out), wait)
+    return Speed(memory, products)
+
+
+def memory_free(device: torch.device) -> int:
+    """Bytes that a model may take: of a GPU what is free, else what the system says it can give (of all of it, where it does not say)."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    facts = Path("/proc/meminfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    told = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return told[0] if told else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
+
+
+def _fastest(work: Callable[[], object], wait: Callable[[], None]) -> float:
+    """Seconds of the fastest of several runs, after one that counts for nothing."""
+    work()
+    wait()
+    begun, best = perf_counter(), math.inf
+    while True:
+        started = perf_counter()
+        work()
+        wait()
+        ended = perf_counter()
+        best = min(best, ended - started)
+        if ended - begun >= SECONDS:
+            return best
+
+
+def _nothing() -> None:
+    """What there is to wait for on a processor."""
