@@ -32,10 +32,10 @@ from mmsdk.decoder.quantised import precision
 from mmsdk.decoder.rope import Dynamic, LongRope
 from mmsdk.decoder.spans import Span
 from mmsdk.encoded import Encoded, moved
-from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
+from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import Generated, collect, generate
-from mmsdk.kv.policy import Evictor, Reader
+from mmsdk.kv.policy import Evictor, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.policy_memory import POLICIES, PolicyMemory, policy_of
 from mmsdk.models.types import VLM
@@ -161,7 +161,7 @@ class StreamSession:
             hidden = self._run(now.cache, laid)
         with clock.stage("decode"):
             said = self._said(now.cache, hidden, config)
-        if isinstance(said.finish, ModelError):
+        if isinstance(said.finish, MmsdkError):
             raise said.finish
         if keep:
             # what was said last may not have been read yet
@@ -255,7 +255,8 @@ def bounding(kv: str) -> tuple[PolicyMemory, int]:
         raise PluginError(f'{kv!r} bounds no stream; choose a policy with what it holds ("streaming:1024"): {known}')
     memory = policy_of(kv)
     name, policy, amount = plugins.parse(kv).name, memory.policy, memory.amount
-    if isinstance(policy, Reader) or (isinstance(policy, Evictor) and not policy.interval):
+    prompts = (isinstance(policy, Evictor) and not policy.interval) or (isinstance(policy, Storer) and not policy.bounds)
+    if isinstance(policy, Reader) or prompts:
         told = f"{name} lets go of nothing while a stream goes on"
         raise PluginError(f"{told}; choose another policy, or where it has the knob, write {name}:512,interval=1")
     if not isinstance(amount, int):
@@ -264,8 +265,9 @@ def bounding(kv: str) -> tuple[PolicyMemory, int]:
 
 
 def _check(vlm: VLM, compression: Compression) -> None:
-    for step in (*compression.inside_encoder, *compression.inside_decoder):
-        raise PluginError(f"{named(step.method)} works inside encoder or decoder, and a stream is compressed between them; choose another")
+    inside = [named(step.method) for step in compression.inside_encoder] + [named(step.method) for step in compression.inside_decoder]
+    for name in inside:
+        raise PluginError(f"{name} works inside encoder or decoder, and a stream is compressed between them; choose another")
     if compression.asks:
         raise PluginError("a method that wants to know the question cannot compress a stream, which is read before one is asked")
     config = vlm.decoder.config

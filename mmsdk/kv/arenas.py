@@ -215,7 +215,7 @@ class Arenas:
 
     def settle(self) -> None:
         """See `LayerStore`: what stays of a prompt goes into pages, and the memory of all of it is freed."""
-        if self._arenas:
+        if self._arenas or not self._entries.count:
             return
         entries, tide = self._entries, self._tide
         self._keep = tuple(kept(self._amount, length) for length in entries.lengths[:, 0].tolist())

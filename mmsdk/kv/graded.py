@@ -177,7 +177,7 @@ class Graded:
 
     def settle(self) -> None:
         """See `LayerStore`. The bits of a prompt are given once."""
-        if self._packed:
+        if self._packed or not self._entries.count:
             return
         entries, lengths = self._entries, self._entries.lengths[:, 0]
         keep = torch.tensor([kept(self._amount, length) for length in lengths.tolist()], device=lengths.device)

@@ -196,6 +196,11 @@ class Closing(Protocol):
 class Storer(Protocol):
     """Brings a store of its own for each layer."""
 
+    @property
+    def bounds(self) -> bool:
+        """Whether layers are held to their budget while an answer is written too, so that a stream may go on without end."""
+        ...
+
     def store(self, layer: int, depth: int, amount: Amount) -> LayerStore:
         """An empty one for this layer of `depth`. What it is to keep is resolved by `mmsdk.kv.scoring.kept` at `LayerStore.settle`."""
         ...

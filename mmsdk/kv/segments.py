@@ -50,10 +50,10 @@ def ranks(keys: Float[Tensor, "b g m d"], valid: Bool[Tensor, "b m"]) -> Int[Ten
     return torch.empty_like(order).scatter_(1, order, torch.arange(keys.shape[2], device=keys.device).expand_as(order).contiguous())
 
 
-def lowered(levels: Int[Tensor, "b n"], new: Int[Tensor, " b"]) -> Int[Tensor, "b n"]:
-    """Levels of earlier segments (places in KEEPS) after a new one of these kinds has come: one lower in rows where it is a transition."""
+def lowered(levels: Int[Tensor, "b n"], new: Int[Tensor, "b k"]) -> Int[Tensor, "b n"]:
+    """Levels of earlier segments (places in KEEPS) after new ones of these kinds have come: one lower for each that is a transition."""
     # what was dropped for want of room stays dropped
-    return torch.maximum(levels, (levels + (new == 0).long()[:, None]).clamp_max(len(KEEPS) - 1))
+    return torch.maximum(levels, (levels + (new == 0).sum(1, keepdim=True)).clamp_max(len(KEEPS) - 1))
 
 
 def fitted(levels: Int[Tensor, "b n"], kind: Int[Tensor, "b n"], held: Int[Tensor, "b n"], room: Int[Tensor, " b"]) -> Int[Tensor, "b n"]:

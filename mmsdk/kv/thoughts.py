@@ -182,28 +182,28 @@ class Thoughts:
         entries = self._entries
         entries.turning = ask.turning
         if not self._pools:
-            self._sample(query, ask, entries.rows())
             return attended(query, entries, ask)
         view = self._everything()
         self._sample(query, ask, view)
         out = ask.attend(query, view)
         while entries.count >= SEGMENT:
-            self._close(SEGMENT)
+            self._close(SEGMENT, self._told())
         return out
 
     def settle(self) -> None:
         """See `LayerStore`."""
-        if self._pools:
+        if self._pools or not self._entries.count:
             return
         entries = self._entries
         keep = torch.tensor([kept(self._amount, length) for length in entries.lengths[:, 0].tolist()], device=entries.keys.device)
-        fewer = (keep // 4).clamp_min(1)
+        fewer = (keep // 8).clamp_min(1)
         room = torch.stack(((keep - fewer).clamp_min(1), fewer), dim=1)
         group = self._thinking.group if entries.keys.shape[3] % self._thinking.group == 0 else entries.keys.shape[3]
         self._pools = tuple(Pool.empty(bits, slots, entries.keys, group) for bits, slots in zip(_BITS, room.amax(0).tolist(), strict=True))
         nothing = entries.positions[:, 0, :0]
         self._table = (Table(nothing, nothing, nothing, room),)
-        self._close(entries.count)
+        # a prompt is nobody's turn of thought
+        self._close(entries.count, torch.full((len(keep), -(-entries.count // SEGMENT)), 2, device=keep.device))
 
     def view(self) -> LayerView:
         """See `LayerStore`: a copy, in order of positions."""
@@ -243,8 +243,7 @@ class Thoughts:
         """Note how sparse the attention of one query in 32 is, as columns of the tokens that ask."""
         entries, s = self._entries, query.shape[2]
         first = entries.count - s
-        # in a prompt counted from its end, as segments are; in an open segment from its beginning
-        places = [place for place in range(s) if (s - 1 - place if s > 1 else first + 1) % _SAMPLE == 0]
+        places = [place for place in range(s) if (first + place + 1) % _SAMPLE == 0]
         noted = torch.zeros(2, len(query), s, device=query.device)
         if places:
             chosen = torch.tensor(places, device=query.device)
@@ -254,24 +253,23 @@ class Thoughts:
             before = entries.columns.get(name, torch.zeros_like(entries.positions, dtype=torch.float32))
             entries.columns[name] = torch.cat((before[:, :, :first], new[:, None]), dim=2)
 
-    def _close(self, count: int) -> None:
-        """Make segments of the first tokens of what is open, all but the first of them whole, and put into slots what there is room for."""
+    def _told(self) -> Int[Tensor, "b 1"]:
+        """The kind of the first segment of what is open."""
+        sparsities, counts = (self._entries.columns[name][:, 0, :SEGMENT].sum(1, keepdim=True) for name in ("sparsity", "sampled"))
+        return kinds(sparsities / counts.clamp_min(1), (self._thinking.low, self._thinking.high))
+
+    def _close(self, count: int, kind: Int[Tensor, "b n"]) -> None:
+        """Make segments of these kinds of the first tokens of what is open, and put into slots what there is room for.
+
+        All but the first are whole.
+        """
         entries, (table,) = self._entries, self._table
-        blank, n = -count % SEGMENT, -(-count // SEGMENT)
+        blank, n = -count % SEGMENT, kind.shape[1]
         parts = [F.pad(x[:, :, :count], (0, 0, blank, 0)) for x in (entries.keys, entries.values)]
         positions = F.pad(entries.positions[:, 0, :count], (blank, 0), value=-1)
-        noted = (F.pad(entries.columns[name][:, 0, :count], (blank, 0)) for name in ("sparsity", "sampled"))
-        sums = [one.unflatten(1, (n, SEGMENT)).sum(2) for one in noted]
         valid = (positions >= 0).unflatten(1, (n, SEGMENT))
-        kind = kinds(sums[0] / sums[1].clamp_min(1), (self._thinking.low, self._thinking.high))
         held = valid.sum(2)
-        # what stands only in padding is nobody's turn of thought
-        kind = kind.masked_fill(held == 0, 2)
-        after = (kind == 0).long().flip(1).cumsum(1).flip(1)
-        level = table.level
-        for turn in range(n):
-            level = lowered(level, kind[:, turn])
-        level = torch.cat((level, (after - (kind == 0).long()).clamp_max(len(KEEPS) - 1)), 1)
+        level = torch.cat((lowered(table.level, kind), torch.zeros_like(kind)), 1)
         fresh = replace(table, kind=torch.cat((table.kind, kind), 1), level=level, held=torch.cat((table.held, held), 1)).fitting()
         unlike = ranks(parts[0].unflatten(2, (n, SEGMENT)).transpose(1, 2).flatten(0, 1), valid.flatten(0, 1)).view(len(valid), -1)
         number = torch.arange(n, device=kind.device).repeat_interleave(SEGMENT)

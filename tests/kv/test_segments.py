@@ -36,7 +36,7 @@ def test_what_is_kept_first_differs_most_and_what_is_not_real_comes_last(count: 
 
 def test_a_transition_lowers_what_came_before_it_and_nothing_else_does() -> None:
     levels = torch.tensor([[0, 2, 5, 6], [0, 2, 5, 6], [0, 2, 5, 6]])
-    assert lowered(levels, torch.tensor([0, 1, 2])).tolist() == [[1, 3, 5, 6], [0, 2, 5, 6], [0, 2, 5, 6]]
+    assert lowered(levels, torch.tensor([[0], [1], [2]])).tolist() == [[1, 3, 5, 6], [0, 2, 5, 6], [0, 2, 5, 6]]
     assert [KEEPS[level] for level in range(6)] == [SEGMENT, 64, 32, 16, 8, 4]
 
 

@@ -45,6 +45,11 @@ class Omnitide:
         if not (0 < self.share <= 1 and 0 < self.decay <= 1 and 0 < self.follow <= 1) or min(self.word, self.sight) < 0:
             raise BudgetError(f"omnitide: share, decay and follow lie in (0, 1], weights are not below 0: {self}")
 
+    @property
+    def bounds(self) -> bool:
+        """Always."""
+        return True
+
     def store(self, layer: int, depth: int, amount: Amount) -> Arenas:
         """See `mmsdk.kv.policy.Storer`."""
         picking = Picking((self.word, self.sight), self.share, self.decay)

@@ -41,6 +41,11 @@ class Rdkv:
         if self.window < 1:
             raise BudgetError(f"rdkv asks at least the last token of a prompt, got window={self.window}")
 
+    @property
+    def bounds(self) -> bool:
+        """A prompt is rounded once, and nothing goes afterwards."""
+        return False
+
     def store(self, layer: int, depth: int, amount: Amount) -> Graded:
         """See `mmsdk.kv.policy.Storer`."""
         return Graded(self, amount, layer, depth)

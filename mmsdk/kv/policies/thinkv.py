@@ -14,7 +14,8 @@
 what was evicted taken by new tokens in place; less than 5 % of a cache with little loss, which is the paper's number, not ours.
 [reconstruction] the rest: the measure of sparsity and its borders, which want setting for a model, one query in 32 as a sample, which kind
 is where, 4 and 2 bits with a scale for 16 channels, 128 tokens, the series of what is kept, that the tokens kept are those whose keys
-differ most, that segments give way when there is no room, a quarter of which is for transitions. Prompts are taken for segments too.
+differ most, that segments give way when there is no room, an eighth of which is for transitions. A prompt is no thought: it is taken for
+reasoning, and gives way for want of room alone.
 
 Beside the budget a layer holds its open segment, fewer than 128 tokens, as it is.
 """
@@ -39,6 +40,11 @@ class Thinkv:
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high or self.group < 1:
             raise BudgetError(f"thinkv: borders 0 <= low <= high and a group of at least 1, got {self.low}, {self.high} and {self.group}")
+
+    @property
+    def bounds(self) -> bool:
+        """Always."""
+        return True
 
     def store(self, layer: int, depth: int, amount: Amount) -> Thoughts:
         """See `mmsdk.kv.policy.Storer`."""

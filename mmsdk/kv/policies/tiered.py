@@ -52,6 +52,11 @@ class Tiered:
         window = max(1, keep - sinks - far - mid * (self.block + 1))
         return Sizes(sinks, window, self.block, mid, max(1, round(mid * self.recall)), far, self.interval)
 
+    @property
+    def bounds(self) -> bool:
+        """Always."""
+        return True
+
     def store(self, layer: int, depth: int, amount: Amount) -> Tiers:
         """See `mmsdk.kv.policy.Storer`."""
         return Tiers(self, amount, layer, depth)

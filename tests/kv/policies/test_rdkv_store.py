@@ -8,10 +8,15 @@ from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Masks
 from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.rope import Rope, Unscaled
-from mmsdk.errors import BudgetError, InputError
+from mmsdk.errors import BudgetError, InputError, PluginError
 from mmsdk.kv.entries import Arriving
 from mmsdk.kv.graded import Graded
+from mmsdk.kv.policies.omnitide import Omnitide
 from mmsdk.kv.policies.rdkv import Rdkv
+from mmsdk.kv.policies.thinkv import Thinkv
+from mmsdk.kv.policies.tiered import Tiered
+from mmsdk.kv.policy import LayerStore
+from mmsdk.stream import bounding
 
 KV_HEADS, HEADS, WIDTH = 2, 4, 16
 
@@ -20,7 +25,7 @@ def asking(positions: Tensor) -> Asking:
     return Asking(Dense(), Masks(positions, torch.float32, None), Rope(WIDTH, 1e4, Unscaled())(positions, torch.float32))
 
 
-def told(store: Graded, x: tuple[Tensor, Tensor, Tensor], start: int, stop: int, blank: int = 0) -> Tensor:
+def told(store: LayerStore, x: tuple[Tensor, Tensor, Tensor], start: int, stop: int, blank: int = 0) -> Tensor:
     at = torch.stack((torch.arange(start, stop), torch.arange(start, stop) - blank)).clamp_min(-1)
     store.append(Arriving.of(at, at[:, 0].clamp_min(0)), x[1][:, :, start:stop], x[2][:, :, start:stop])
     return store.attend(x[0][:, :, start:stop], asking(at))
@@ -107,6 +112,22 @@ def test_bytes_really_fall_and_heads_keep_their_own() -> None:
     assert whole.nbytes < 0.5 * exact and whole.read_bytes < 0.5 * exact
     assert whole.lengths.shape == (2, KV_HEADS) and len(whole.lengths.unique()) > 1
     assert (whole.lengths > 32).all()
+
+
+def test_a_memory_that_has_read_nothing_has_nothing_to_settle() -> None:
+    x = drawn(20)
+    for policy in (Rdkv(window=8), Thinkv(), Omnitide(), Tiered()):
+        store = policy.store(0, 1, 8)
+        store.settle()
+        told(store, x, 0, 20)
+        store.settle()
+        assert int(store.lengths.max()) <= 20 and told(store, x, 19, 20).isfinite().all()
+
+
+def test_a_stream_is_refused_since_only_prompts_are_rounded() -> None:
+    with pytest.raises(PluginError, match="rdkv lets go of nothing"):
+        bounding("rdkv:64")
+    assert [bounding(f"{name}:64")[1] for name in ("thinkv", "omnitide", "tiered")] == [64, 64, 64]
 
 
 def test_what_cannot_be_is_told() -> None:

@@ -58,12 +58,13 @@ def test_sparsity_is_that_of_the_weights_written_out() -> None:
 @pytest.mark.parametrize(("borders", "bits"), [((0.0, 2.0), 4), ((0.0, 0.0), 2)])
 def test_tokens_are_rounded_in_the_bits_of_their_kind(borders: tuple[float, float], bits: int) -> None:
     """All reasoning, or all transition; no error exceeds half a step of its sixteen channels."""
-    x = drawn(SEGMENT)
-    store = prompted(Thinkv(low=borders[0], high=borders[1]), 4 * SEGMENT, x, SEGMENT, blank=3)
+    x = drawn(8 + SEGMENT)
+    store = prompted(Thinkv(low=borders[0], high=borders[1]), 4 * SEGMENT, x, 8, blank=3)
+    told(store, x, 8, 8 + SEGMENT, blank=3)
     view, pools = store.view(), store._pools
-    assert [int((pool.positions >= 0).sum()) > 0 for pool in pools] == [bits == 4, bits == 2]
+    assert [int((pool.positions >= 8).sum()) > 0 for pool in pools] == [bits == 4, bits == 2]
     for row, blank in ((0, 0), (1, 3)):
-        held = view.valid[row]
+        held = view.positions[row] >= 8
         columns = view.positions[row][held] + blank
         for found, true in ((view.keys, x[1]), (view.values, x[2])):
             truth = true[row][:, columns]
@@ -98,13 +99,15 @@ def test_budgets_hold_over_a_long_answer_and_slots_are_taken_again_in_place() ->
     assert all(min(one) < 400 for one in real)
 
 
-def test_after_transitions_older_segments_keep_less() -> None:
-    x = drawn(6 * SEGMENT)
-    store = prompted(Thinkv(low=0.0, high=0.0), 10 * SEGMENT * 4, x, 6 * SEGMENT)
-    kept = [int(((store.view().positions[0] // SEGMENT) == segment).sum()) for segment in range(6)]
-    assert kept == [4, 8, 16, 32, 64, 128]
-    (table,) = store._table
-    assert table.kind.unique().tolist() == [0]
+def test_after_transitions_older_segments_keep_less_and_a_prompt_is_none() -> None:
+    x, policy = drawn(7 * SEGMENT), Thinkv(low=0.0, high=0.0)
+    store = prompted(policy, 10 * SEGMENT * 4, x, 2 * SEGMENT)
+    assert store._table[0].kind.tolist() == [[2, 2]] * 2
+    for segment in range(2, 7):
+        told(store, x, segment * SEGMENT, (segment + 1) * SEGMENT)
+    kept = [int(((store.view().positions[0] // SEGMENT) == segment).sum()) for segment in range(7)]
+    assert kept == [4, 4, 8, 16, 32, 64, 128]
+    assert store._table[0].kind[:, 2:].unique().tolist() == [0]
 
 
 def test_a_segment_closed_while_decoding_is_that_of_the_prompt() -> None:
