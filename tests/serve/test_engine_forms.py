@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 
+from mmsdk.answer import Answer
 from mmsdk.compress import compression
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
@@ -12,6 +14,7 @@ from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.serve.engine import Engine
 from mmsdk.serve.job import Job
+from mmsdk.vision.types import Image
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -32,19 +35,36 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def asked(number: int) -> tuple[str, dict[str, Any]]:
-    """Greedy and drawn in turn."""
-    return f"Question {number}: what is it?", {"max_tokens": 60, "temperature": 0.9 * (number % 2), "seed": number}
+def picture(seed: int) -> Image:
+    generator = torch.Generator().manual_seed(seed)
+    return Image(torch.randint(0, 256, (3, 56, 56), dtype=torch.uint8, generator=generator), f"picture {seed}")
+
+
+def asked(number: int) -> tuple[list[Image], str, dict[str, Any]]:
+    """Greedy and drawn in turn, with a picture and without."""
+    how = {"max_tokens": 60, "temperature": 0.9 * (number % 2), "seed": number}
+    return [picture(number)][: number % 3], f"Question {number}: what is it?", how
 
 
 def submit(engine: Engine, number: int) -> int:
-    words, how = asked(number)
-    return engine.submit([], words, GenerationConfig(**how, constraint=Constraint.of(**FORMS[number])))
+    media, words, how = asked(number)
+    return engine.submit(media, words, GenerationConfig(**how, constraint=Constraint.of(**FORMS[number])))
 
 
-@pytest.mark.parametrize(("spec", "tokens"), [("identity", 0), ("uniform:8", 0), ("identity", 128)])
+@pytest.fixture(scope="module")
+def pipe(small: Mini) -> Pipeline:
+    return Pipeline(small, compression("uniform:8"))
+
+
+@pytest.fixture(scope="module")
+def wanted(pipe: Pipeline) -> list[Answer]:
+    """One by one."""
+    return [pipe(media, words, **how, **form) for (media, words, how), form in zip(map(asked, range(len(FORMS))), FORMS, strict=True)]
+
+
+@pytest.mark.parametrize("tokens", [0, 128])
 def test_every_form_is_kept_and_every_answer_is_that_of_one_by_one(
-    small: Mini, spec: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+    pipe: Pipeline, wanted: list[Answer], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_aside, original = list[int](), Engine._wait_again
 
@@ -53,14 +73,11 @@ def test_every_form_is_kept_and_every_answer_is_that_of_one_by_one(
         original(engine, job)
 
     monkeypatch.setattr(Engine, "_wait_again", noted)
-    pipe = Pipeline(small, compression(spec))
     engine = Engine(pipe, rows=4, tokens=tokens)
     numbers = [submit(engine, number) for number in range(len(FORMS))]
     outcomes = engine.drain()
-    for number, form in enumerate(FORMS):
-        words, how = asked(number)
-        alone, found = pipe([], words, **how, **form), outcomes[numbers[number]]
-        assert (found.text, found.finish) == (alone, alone.finish)
+    found = [outcomes[number] for number in numbers]
+    assert [(one.text, one.finish) for one in found] == [(str(answer), answer.finish) for answer in wanted]
     assert engine.held == 0
     # in the small pool some wait amid their form, and go on in it
     assert any(set_aside) == (tokens > 0)
