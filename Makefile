@@ -21,7 +21,7 @@ help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{printf "%-17s %s\n", $$1, $$2}'
 
 demo: $(VENV)/core ## a real model answers questions about three pictures and a clip; annotated pictures go to demo/
-	@$(BIN)/mmsdk demo
+	@$(BIN)/mmsdk demo --write
 	@echo 'ask about your own: $(BIN)/mmsdk ask PATH... "question"'
 
 test: check ## every check, then every test
@@ -87,7 +87,7 @@ BRIEFLY = { $(INSTALL) || echo FAILED; } | { \
 $(VENV)/core: EXTRAS :=
 $(VENV)/core: SIZES := 0.4 GB to download and 1.4 GB on the disk
 $(VENV)/dev: EXTRAS := [dev]
-$(VENV)/dev: SIZES := 0.9 GB to download and 3.1 GB on the disk
+$(VENV)/dev: SIZES := 1.0 GB to download and 3.5 GB on the disk
 $(VENV)/core $(VENV)/dev: INSTALL = $(PIP) install --constraint constraints.txt --editable '.$(EXTRAS)'
 $(VENV)/core $(VENV)/dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -170,8 +170,17 @@ CHAT = Command(
 )
 
 DEMO = Command(
-    "questions about three pictures and a clip, answered",
-    (replace(OUT, about=f"{OUT.about}; annotated pictures go there", default="demo"), MODEL, JSON),
+    "a page in the browser: pictures, clips, a robot, the benches",
+    (
+        MODEL,
+        HOST,
+        replace(PORT, default=7860),
+        Flag("--max-upload-mb", "MB", "the largest upload", int, 64),
+        Flag("--share", "", "ask for a public address, too, which Gradio's own server gives"),
+        Flag("--write", "", "no page: answer about three pictures and a clip, and write annotated pictures"),
+        replace(OUT, about=f"{OUT.about}; with --write, by annotated pictures", default="demo"),
+        JSON,
+    ),
 )
 
 SERVE = Command(

@@ -22,7 +22,7 @@ from mmsdk.errors import InputError
 from mmsdk.tokencomp.audit import owners
 from mmsdk.vision.types import Image, Media
 
-__all__ = ["check_path", "draw", "save"]
+__all__ = ["check_path", "draw", "panels", "save"]
 
 SIDE = 336  # pixels of a panel's longer side
 GAP = 8
@@ -60,6 +60,11 @@ def draw(media: Sequence[Media], sights: Sequence[Sight], question: str = "", an
     return page
 
 
+def panels(item: Media, sight: Sight, side: int = SIDE, glow: float = HEAT) -> list[PIL.Image.Image]:
+    """What was looked at, drawn on the picture or on some frames of the clip, their longer side `side` pixels; `glow` is the share of heat."""
+    return [PIL.Image.fromarray(panel) for panel in _looks(item, sight, side, glow)]
+
+
 def check_path(path: Path, spared: Sequence[str | Path] = ()) -> None:
     """Raises InputError where a picture cannot be written, or would take the place of one of the `spared`; call it before the work."""
     if path.suffix.lower() not in ENDINGS:
@@ -83,14 +88,19 @@ def save(page: PIL.Image.Image, path: Path) -> None:
 
 
 def _row(item: Media, sight: Sight) -> list[Panel]:
+    if isinstance(item, Image):
+        return [_fitted(item.pixels), *_looks(item, sight, SIDE, HEAT)]
+    return _looks(item, sight, SIDE // 2, HEAT)
+
+
+def _looks(item: Media, sight: Sight, side: int, glow: float) -> list[Panel]:
     cells = owners(sight.audit, sight.positions, sight.grid)
     heat = _heat(sight)
     if isinstance(item, Image):
-        picture = _fitted(item.pixels)
-        return [picture, _looked_at(picture, heat[0], cells[0])]
+        return [_looked_at(_fitted(item.pixels, side), heat[0], cells[0], glow)]
     steps = np.linspace(0, sight.grid[0] - 1, min(FRAMES, sight.grid[0])).round().astype(int).tolist()
-    frames = [_fitted(item.frames[step * len(item.frames) // sight.grid[0]], SIDE // 2) for step in steps]
-    return [_looked_at(frame, heat[step], cells[step]) for frame, step in zip(frames, steps, strict=True)]
+    frames = [_fitted(item.frames[step * len(item.frames) // sight.grid[0]], side) for step in steps]
+    return [_looked_at(frame, heat[step], cells[step], glow) for frame, step in zip(frames, steps, strict=True)]
 
 
 def _heat(sight: Sight) -> Float[Tensor, "t h w"]:
@@ -114,12 +124,12 @@ def _fitted(pixels: UInt8[Tensor, "3 h w"], side: int = SIDE) -> Panel:
     return fitted
 
 
-def _looked_at(picture: Panel, heat: Float[Tensor, "h w"], cells: Int[Tensor, "h w"]) -> Panel:
+def _looked_at(picture: Panel, heat: Float[Tensor, "h w"], cells: Int[Tensor, "h w"], glow: float) -> Panel:
     height, width = picture.shape[:2]
     smooth = cv2.resize(heat.numpy(), (width, height), interpolation=cv2.INTER_CUBIC).clip(0, 1)
     colours = cv2.applyColorMap((smooth * 255).astype(np.uint8), cv2.COLORMAP_INFERNO)[..., ::-1]
     owner = cv2.resize(cells.cpu().numpy().astype(np.int32), (width, height), interpolation=cv2.INTER_NEAREST)
-    share = HEAT * smooth[..., None]
+    share = glow * smooth[..., None]
     mixed = picture * (1 - share) + colours * share
     mixed[owner < 0] *= DIM
     if len(cells.unique()) < cells.numel():

@@ -1,4 +1,7 @@
-"""`mmsdk demo`: a real model answers questions about three pictures and a clip, with the time of each stage."""
+"""`mmsdk demo`: a page in the browser, which needs the extra `demo`; with --write, files instead, which need nothing more.
+
+Then a real model answers questions about three pictures and a clip, with the time of each stage, and annotated pictures are written.
+"""
 
 import argparse
 import dataclasses
@@ -12,6 +15,7 @@ from pathlib import Path
 from mmsdk.answer import Answer
 from mmsdk.apps.console import Cell, busy, line_width, table
 from mmsdk.apps.demo import Asked, show
+from mmsdk.apps.loading import needing
 from mmsdk.errors import InputError
 from mmsdk.pipeline import pipeline
 
@@ -19,6 +23,14 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serve the page, or write the files. Raises InputError, naming the extra, where a package is missing."""
+    if args.write:
+        return _written(args)
+    code: int = needing("mmsdk.apps.web.main", "demo", "demo").run(args)
+    return code
+
+
+def _written(args: argparse.Namespace) -> int:
     """Print each answer as it comes, then one table of them, and say where the annotated pictures are."""
     folder = Path(args.out)
     _check(folder)

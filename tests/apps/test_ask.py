@@ -117,7 +117,7 @@ def test_the_demo_answers_and_draws_every_question(
     model: Path, photos: Path, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "LONGEST", 2)
-    assert main(["demo", "--model", str(model), "--out", str(tmp_path / "demo")]) == 0
+    assert main(["demo", "--write", "--model", str(model), "--out", str(tmp_path / "demo")]) == 0
     shown = capsys.readouterr().out
     assert len(demo.ASKED) == 4 and all(asked.file in shown and asked.question in shown for asked in demo.ASKED)
     for stage in ("load", "encode", "compress", "prefill", "decode"):

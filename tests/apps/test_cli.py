@@ -90,7 +90,7 @@ def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: p
         (["ask", "PICTURE", "what?", "--max-tokens", "0"], "max_tokens"),
         (["ask", "PICTURE", "what?", "--temperature", "nan"], "temperature"),
         (["ask", "PICTURE", "what?", "--seed", "-1"], "seed"),
-        (["demo", "--out", "PICTURE"], "another folder"),
+        (["demo", "--write", "--out", "PICTURE"], "another folder"),
         (["weights", "list", "maxi"], "there are mini, emoji"),
         (["weights", "verify", "maxi"], "there are mini, emoji"),
         (["weights", "pull", "maxi"], "there are mini, emoji"),

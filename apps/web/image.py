@@ -1,0 +1,235 @@
+"""The tab of pictures: ask about one, see what a method leaves of it, and what that saves beside the answer from every token."""
+
+import html
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from mmsdk import plugins
+from mmsdk.answer import Answer, Sight
+from mmsdk.apps.demo import SHIPPED
+from mmsdk.apps.explain import panels
+from mmsdk.apps.web import markup
+from mmsdk.apps.web.events import answering, streaming
+from mmsdk.apps.web.looking import LONGEST, Choice, Looker, Said, Upload, checked_tokens
+from mmsdk.apps.web.models import WEIGHTS, Models, weight_megabytes
+from mmsdk.compress import METHODS, compression
+from mmsdk.kv.memory import KINDS
+from mmsdk.tokencomp.audit import dropped
+from mmsdk.vision.intake import Limits
+from mmsdk.vision.types import Image
+
+__all__ = ["tab"]
+
+SAMPLE = SHIPPED / "scene.png"
+QUESTION = "Describe the picture."
+SIDE = 720  # pixels of the drawn picture's longer side
+GLOW = 0.0
+KEPT = {
+    "dense": "as they are",
+    "paged": "in blocks, shared",
+    "int8": "in 8 bits",
+    "int4": "in 4 bits",
+    "int2": "in 2 bits",
+    "fp8": "in 8 bits, float",
+}
+Outputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTab:
+    """What happens in the tab. Gradio gives the values of its components in the order in which they are declared in `tab`."""
+
+    models: Models
+    limits: Limits
+
+    def look(self, file: Any, question: str, method: str, share: int | float, kv: str, weights: str, looker: Looker) -> Outputs:
+        """What the method keeps of the picture, drawn; nothing where the model is not there yet, which only a question waits for."""
+        choice = Choice(method, share, kv, weights)
+        if file is None or not self.models.ready(weights):
+            return gr.skip(), looker
+        picture = looker.show(Upload.of(file, "picture"), self.limits)
+        return _figure(picture, looker.look(self.models, question, choice)), looker
+
+    def first(self, file: Any, question: str, method: str, share: int | float, kv: str, weights: str, looker: Looker) -> Iterator[Outputs]:
+        """When the page opens: wait for the model, and say so, then look at the picture that is there."""
+        yield from ((gr.skip(), told, looker) for told in self._loading(weights))
+        figure, looker = self.look(file, question, method, share, kv, weights, looker)
+        yield figure, markup.status(), looker
+
+    def ask(
+        self,
+        file: Any,
+        question: str,
+        method: str,
+        share: int | float,
+        kv: str,
+        weights: str,
+        looker: Looker,
+        both: bool,
+        tokens: int | float,
+    ) -> Iterator[Outputs]:
+        """Answer, streamed; then, if asked for, once more with every token. Outputs: figure, two cards, status, looker."""
+        looker.stopped = False
+        choice, longest, begun = Choice(method, share, kv, weights), checked_tokens(tokens), time.perf_counter()
+        compression(choice.spec)
+        picture = looker.show(Upload.of(file, "picture"), self.limits)
+        yield from ((gr.skip(), gr.skip(), gr.skip(), told, looker) for told in self._loading(weights))
+        chosen, full = _Card(self.models, choice), _Card(self.models, choice.full)
+        said = Said("")
+        yield gr.skip(), chosen.writing(said), full.waiting(both), markup.status("reading the picture", busy=True), looker
+        for said in looker.ask(self.models, question, choice, longest):
+            yield gr.skip(), chosen.writing(said), gr.skip(), markup.status("answering", busy=True), looker
+        first = said
+        if first.answer is None:
+            yield gr.skip(), chosen.unfinished(first), full.waiting(False), markup.status("stopped"), looker
+            return
+        figure = _figure(picture, first.answer.sights[0])
+        yield figure, chosen.done(first, first), gr.skip(), markup.status("answering once more, with every token", busy=both), looker
+        for said in looker.ask(self.models, question, choice.full, longest) if both else ():
+            yield gr.skip(), gr.skip(), full.writing(said), gr.skip(), looker
+        if said.answer is None:
+            yield gr.skip(), gr.skip(), full.unfinished(said), markup.status("stopped"), looker
+            return
+        done = markup.status(f"done in {time.perf_counter() - begun:.1f} s")
+        cards = (chosen.done(first, said), full.done(said, first)) if both else (gr.skip(), full.waiting(False))
+        yield gr.skip(), *cards, done, looker
+
+    def _loading(self, weights: str) -> Iterator[str]:
+        """Words for as long as the model loads. Raises what that raises."""
+        named = f"{self.models.name}, {self.models.label(weights)}"
+        for seconds in self.models.waited(weights):
+            yield markup.status(f"loading {named}: {seconds:.1f} s", busy=True)
+        self.models.begin(weights).result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """One of the two answers."""
+
+    models: Models
+    choice: Choice
+
+    def writing(self, said: Said) -> str:
+        """While words come."""
+        return markup.card(self._title, self._tag, said.text, writing=True, chosen=self._chosen)
+
+    def waiting(self, wanted: bool) -> str:
+        """Before that, or where it is not wanted."""
+        return markup.card(self._title, "comes next" if wanted else "not asked for", "", chosen=False)
+
+    def unfinished(self, said: Said) -> str:
+        """Where it was stopped."""
+        return markup.card(self._title, "stopped", said.text, chosen=self._chosen)
+
+    def done(self, said: Said, other: Said) -> str:
+        """With what it cost, on one scale with the other answer."""
+        assert said.answer is not None and other.answer is not None, "both are whole"
+        below = markup.facts(self._facts(said, said.answer)) + _stages(
+            said.answer, max(said.answer.timings.total, other.answer.timings.total)
+        )
+        notes = "".join(f'<p class="mm-note">{html.escape(note)}</p>' for sight in said.answer.sights for note in sight.notes)
+        return markup.card(self._title, self._tag, str(said.answer), below + notes, chosen=self._chosen)
+
+    def _facts(self, said: Said, answer: Answer) -> list[markup.Fact]:
+        tokens, times = answer.tokens, answer.timings
+        recalled = f" · {tokens.recalled} known" if tokens.recalled else ""
+        held = weight_megabytes(self.models.begin(self.choice.weights).result())
+        return [
+            markup.Fact("visual tokens", markup.number(tokens.kept), f"of {tokens.visual:,}"),
+            markup.Fact("prompt", markup.number(tokens.prompt), f"tokens{recalled}"),
+            markup.Fact("first token after", markup.number(times.total - times.decode), "ms"),
+            markup.Fact("whole answer", markup.number(times.total), f"ms · {tokens.generated} tokens"),
+            markup.Fact("keys and values", markup.number(said.megabytes), "MB"),
+            markup.Fact("weights", markup.number(held), f"MB · {answer.precision}"),
+        ]
+
+    @property
+    def _chosen(self) -> bool:
+        return self.choice.method != "identity"
+
+    @property
+    def _title(self) -> str:
+        return self.choice.method if self._chosen else "every token"
+
+    @property
+    def _tag(self) -> str:
+        return f"{self.choice.share:.0f} %" if self._chosen else "100 %"
+
+
+def tab(page: gr.Blocks, models: Models, limits: Limits) -> None:
+    """Draw the tab and say what happens in it, and when the page opens."""
+    here = ImageTab(models, limits)
+    looker = gr.State(Looker())
+    with gr.Row(elem_classes="mm-split"):
+        with gr.Column(scale=4, min_width=300, elem_classes="mm-left"):
+            file = gr.Image(
+                value=str(SAMPLE), type="filepath", sources=["upload"], label="Picture", height=230, buttons=[],
+                elem_id="picture", show_label=False, placeholder="Drop a picture here\nor click to choose one",
+            )  # fmt: skip
+            question = gr.Textbox(QUESTION, label="Question", lines=2, max_lines=4, elem_id="question")
+            with gr.Row(elem_classes="mm-buttons"):
+                ask = gr.Button("Ask", variant="primary", elem_id="ask")
+                stop = gr.Button("Stop", elem_id="stop")
+            note = gr.HTML(markup.status(), elem_id="status", elem_classes="mm-out")
+            method = gr.Dropdown(_methods(), value="simplecluster", label="Method", elem_id="method")
+            share = gr.Slider(2, 100, 25, step=1, label="Tokens kept, in percent", elem_id="share", buttons=[])
+            kinds = [(f"{kind}: {KEPT.get(kind, '')}", kind) for kind in KINDS]
+            kv = gr.Dropdown(kinds, value="dense", label="Keys and values", elem_id="kv")
+            tokens = gr.Slider(1, LONGEST, 48, step=1, label="Longest answer, in tokens", buttons=[], elem_id="longest")
+            weights = gr.Radio([(models.label(kind), kind) for kind in WEIGHTS], value="none", label="Weights", elem_id="weights")
+            both = gr.Checkbox(True, label="Answer once more with every token, to compare", elem_id="both")
+        with gr.Column(scale=7, min_width=320, elem_classes="mm-right"):
+            figure = gr.HTML(_blank(), elem_id="figure", elem_classes="mm-out")
+            with gr.Row(elem_classes="mm-cards"):
+                chosen = gr.HTML(markup.card("simplecluster", "25 %", "", chosen=True), elem_id="chosen", elem_classes="mm-out")
+                full = gr.HTML(markup.card("every token", "100 %", ""), elem_id="full", elem_classes="mm-out")
+    given = [file, question, method, share, kv, weights, looker]
+    quiet = {"preprocess": False, "show_progress": "hidden", "api_visibility": "private"}
+    failed = (gr.skip(), gr.skip(), gr.skip(), markup.status(), gr.skip())
+    gr.on(
+        [ask.click, question.submit], streaming(here.ask, failed), [*given, both, tokens], [figure, chosen, full, note, looker],
+        concurrency_limit=8, concurrency_id="image", **quiet,
+    )  # fmt: skip
+    stop.click(_stop, looker, note, queue=False, show_progress="hidden", api_visibility="private")
+    gr.on(
+        [share.release, method.change, weights.change, file.upload, file.input], answering(here.look), given, [figure, looker],
+        concurrency_limit=8, trigger_mode="always_last", **quiet,
+    )  # fmt: skip
+    page.load(streaming(here.first, (gr.skip(), markup.status(), gr.skip())), given, [figure, note, looker], concurrency_limit=8, **quiet)
+
+
+def _stop(looker: Looker) -> str:
+    looker.stopped = True
+    return markup.status("stopped")
+
+
+def _methods() -> list[tuple[str, str]]:
+    """Every method by name, with what it is."""
+    return [(name, name) for name in plugins.available(METHODS) if name != "identity"]
+
+
+def _blank() -> str:
+    return (
+        '<figure class="mm-figure mm-wait"><div></div><figcaption>What the model keeps of the picture appears here.</figcaption></figure>'
+    )
+
+
+def _figure(picture: Image, sight: Sight) -> str:
+    (drawn,) = panels(picture, sight, SIDE, GLOW)
+    source, kept = len(sight.positions), int(sight.audit.assignment.max()) + 1
+    lost = int(dropped(sight.audit).sum())
+    merged = source - lost - kept
+    told = [f"<b>{kept}</b> of {source} tokens", f"{merged} merged into them" if merged else "", f"{lost} dropped, dark" if lost else ""]
+    caption = " · ".join(part for part in told if part)
+    alt = f"{kept} of {source} patches kept by {sight.audit.method}"
+    return f'<figure class="mm-figure">{markup.picture(drawn, alt)}<figcaption>{caption}</figcaption></figure>'
+
+
+def _stages(answer: Answer, whole: float) -> str:
+    times = answer.timings
+    named = {"encode": times.load + times.encode, "compress": times.compress, "prefill": times.prefill, "decode": times.decode}
+    return markup.bar([markup.Segment(name, ms, f"{markup.number(ms)} ms") for name, ms in named.items()], whole)
