@@ -61,7 +61,7 @@ def draw(media: Sequence[Media], sights: Sequence[Sight], question: str = "", an
 
 
 def panels(item: Media, sight: Sight, side: int = SIDE, glow: float = HEAT) -> list[PIL.Image.Image]:
-    """What was looked at, drawn on the picture or on some frames of the clip, their longer side `side` pixels; `glow` is the share of heat."""
+    """What was looked at, drawn on the picture or on some frames of the clip, `side` pixels long; `glow` is the share of heat."""
     return [PIL.Image.fromarray(panel) for panel in _looks(item, sight, side, glow)]
 
 
