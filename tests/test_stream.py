@@ -39,9 +39,7 @@ def pipe(small: Mini) -> Pipeline:
     return Pipeline(small)
 
 
-@pytest.mark.parametrize(
-    ("count", "compress"), [(4, "identity"), (3, "identity"), (8, "identity"), (11, "identity"), (8, "simplecluster:5")]
-)
+@pytest.mark.parametrize(("count", "compress"), [(3, "identity"), (10, "identity"), (8, "simplecluster:5")])
 def test_while_everything_is_held_it_is_the_prompt(small: Mini, count: int, compress: str) -> None:
     """A stream in windows of four frames is a question about as many clips; also where the last window is not full."""
     pipe, frames = Pipeline(small, compression(compress)), frames_of(count)
@@ -65,8 +63,9 @@ def test_asking_leaves_the_stream_as_it_was(pipe: Pipeline) -> None:
     for number, pixels in enumerate(frames):
         asked.push(pixels, float(number))
         silent.push(pixels, float(number))
-        asked.ask("What is it?", max_tokens=3)
-        asked.ask("Which colour?", max_tokens=2)
+        if number in (2, 7):
+            asked.ask("What is it?", max_tokens=3)
+            asked.ask("Which colour?", max_tokens=2)
     for layer in range(3):
         assert torch.equal(asked.cache.view(layer).keys, silent.cache.view(layer).keys)
         assert torch.equal(asked.cache.view(layer).positions, silent.cache.view(layer).positions)
@@ -100,10 +99,10 @@ def test_words_stand_where_they_come(small: Mini, pipe: Pipeline) -> None:
     other.say("A cup.")
     assert entries(other) == entries(stream) and not torch.allclose(other.cache.view(1).keys, stream.cache.view(1).keys, atol=1e-2)
     # a stream may be words alone
-    talk = pipe.stream_session("window:64")
-    for number in range(40):
+    talk = pipe.stream_session("window:32")
+    for number in range(8):
         talk.say(f"The number is {number}.")
-    assert entries(talk) <= 64 and talk.ask("Which number?", max_tokens=2).tokens.visual == 0
+    assert entries(talk) == 32 and talk.ask("Which number?", max_tokens=2).tokens.visual == 0
 
 
 @pytest.mark.parametrize("kv", ["streaming:64", "keydiff:64,interval=1"])
@@ -114,20 +113,20 @@ def test_many_frames_take_no_more_memory_and_no_more_work(pipe: Pipeline, kv: st
     assert isinstance(decoder, Decoder)
     handle = decoder.layers[0].register_forward_hook(lambda module, inputs, output: read.append(output.shape[1]))
     sizes = list[int]()
-    for number in range(100):
+    for number in range(64):
         stream.push(frames[number % 8], number / 25)
         assert stream.held <= 64
         sizes.append(stream.cache.nbytes)
     handle.remove()
-    assert read == [16] * 25 and stream.frames == 100 and max(sizes[40:]) == max(sizes[70:])
+    assert read == [16] * 16 and stream.frames == 64 and max(sizes[31:]) == max(sizes[47:])
     # positions are given again, but by a policy that places what it keeps itself
     assert kv == "streaming:64" or int(stream.cache.position[0]) <= 128
-    assert stream.ask("What?", max_tokens=4).tokens.visual == 100 * 4
+    assert stream.ask("What?", max_tokens=4).tokens.visual == 64 * 4
 
 
 def test_positions_close_up_behind_what_goes(pipe: Pipeline) -> None:
     """While 64 tokens are held, positions reach 128 at most; closing up changes no value and keeps the order."""
-    stream = shown(pipe.stream_session("tova:64", window=4), frames_of(32, seed=7))
+    stream = shown(pipe.stream_session("tova:64", window=4), frames_of(24, seed=7))
     cache = stream.cache.fork()
     before = [cache.view(layer) for layer in range(3)]
     cache.close_up()

@@ -18,7 +18,7 @@ from mmsdk.apps.memory.asked import Asked, clip_questions, needles, texts
 from mmsdk.apps.memory.carried import carried
 from mmsdk.apps.memory.measure import Measured, Reading, filled, measured, prompted
 from mmsdk.apps.memory.plot import drawn
-from mmsdk.apps.memory.streams import Held, Remembering, answered, happenings, paced, watched
+from mmsdk.apps.memory.streams import Held, Remembering, Seen, answered, happenings, paced, watched
 from mmsdk.apps.train_mini.scenes import Artist
 from mmsdk.compress import compression
 from mmsdk.decoder.transformer import Decoder
@@ -78,11 +78,12 @@ class Memory:
         how many a stream had. With `quick` all sizes are small whatever is said. Raises InputError for sizes and names that cannot be.
         """
         if self.quick:
-            small = {"texts": 1, "longest": 192, "tokens": 4, "needles": 1, "hidden": 384, "clips": 1, "slower": 1, "streams": 1}
-            return dataclasses.replace(self, **small, frames=24, endless=32, window=264, quick=False)()
+            small = dataclasses.replace(self, texts=1, longest=192, tokens=4, needles=1, hidden=384, clips=1, slower=1, streams=1)
+            return dataclasses.replace(small, frames=16, endless=32, window=264, quick=False)()
         for name in ("texts", "tokens", "needles", "clips", "slower", "streams", "endless"):
             if getattr(self, name) < 1:
                 raise InputError(f"it is {getattr(self, name)}, it must be at least 1", item=name)
+        self._policies()
         suites = _chosen(self.suites, ["text", "needle", "clip", "stream"], "suites")
         rows = [*self._words(suites), *self._sight(suites)]
         if self.plot:
@@ -143,7 +144,7 @@ class Memory:
 
     def _streams(self, vlm: Mini, artist: Artist) -> Iterator[dict[str, Cell]]:
         """Memories that bound a stream, of keys and values and, told as "watch", of the encoder's tokens; then one stream for long."""
-        pipe = Pipeline(dataclasses.replace(vlm, encoder=Remembering(vlm.encoder)), compression(f"simplecluster:{_TOKENS}"))
+        pipe = Pipeline(Seen(vlm, Remembering(vlm.encoder)), compression(f"simplecluster:{_TOKENS}"))
         stories, tokens = happenings(artist, self.streams), self.frames // _WINDOW * _TOKENS + 1
         budgets = [budget for budget in BUDGETS if int(budget * tokens) >= _TOKENS]
 
@@ -171,7 +172,8 @@ class Memory:
 
 def _bounds(name: str) -> bool:
     """Whether a policy can hold a stream."""
-    return isinstance(policy_of(f"{name}:64").policy, Evictor | Storer)
+    policy = policy_of(f"{name}:64").policy
+    return isinstance(policy, Evictor) or (isinstance(policy, Storer) and policy.bounds)
 
 
 def _streamed(name: str, hold: int) -> str:
@@ -189,7 +191,7 @@ def _chosen(text: str, known: Sequence[str], item: str) -> list[str]:
 
 
 def _row(
-    suite: str, policy: str, budget: float, quality: tuple[float | None, float | None], held: float, read: float, speed: float,
+    suite: str, policy: str, budget: float, quality: tuple[float | None, float | None], held: int | float, read: int | float, speed: float,
     frames: int | None = None,
 ) -> dict[str, Cell]:  # fmt: skip
     return {

@@ -10,17 +10,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from mmsdk.apps.train_mini.clips import clip
 from mmsdk.apps.train_mini.questions_clip import about_clip
 from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.models.types import VLM, Tokenizer
 from mmsdk.pipeline import Pipeline
+from mmsdk.prompt import Layout, Prompt
 from mmsdk.recall import content
 from mmsdk.vision.types import Media, VisionEncoder, VisualTokens
 
-__all__ = ["Happening", "Held", "Pace", "Remembering", "answered", "happenings", "paced", "watched"]
+__all__ = ["Happening", "Held", "Pace", "Remembering", "Seen", "answered", "happenings", "paced", "watched"]
 
 # Nobody looked at what this draws while mini's recipe was made.
 _SEED = 2_000_033
@@ -66,6 +69,47 @@ class Remembering:
         if fresh:
             self.known.update(zip((key for key, _ in fresh), self.encoder([item for _, item in fresh]), strict=True))
         return [self.known[key] for key in keys]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A model with such an encoder; see `mmsdk.models.types.VLM`."""
+
+    vlm: VLM
+    encoder: Remembering
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.vlm.name
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model's."""
+        return self.vlm.decoder
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.vlm.tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The model's."""
+        return self.vlm.stop_ids
+
+    @property
+    def context(self) -> int:
+        """The model's."""
+        return self.vlm.context
+
+    def connect(self, tokens: Sequence[VisualTokens]) -> list[Float[Tensor, "_ d"]]:
+        """As the model does."""
+        return self.vlm.connect(tokens)
+
+    def layout(self, prompt: Prompt) -> Layout:
+        """As the model does."""
+        return self.vlm.layout(prompt)
 
 
 def happenings(artist: Artist, count: int) -> list[Happening]:
