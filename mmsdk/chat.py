@@ -30,7 +30,7 @@ from mmsdk.kv.memory import DenseMemory, RoundedMemory
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt, Text, Turn
 from mmsdk.recall import SIGHTS, Recall, Sights
-from mmsdk.stages import read
+from mmsdk.stages import Question, read
 
 __all__ = ["Chat", "Exchange"]
 
@@ -188,9 +188,12 @@ def _held(recall: Recall) -> Recall:
 
 def _asked(media: Given | Sequence[Given], question: str | None) -> Prompt:
     """One question, its pictures and clips decoded."""
-    if question is None and not isinstance(media, str):
-        raise InputError('the question is missing; write chat("What is it?"), or chat("photo.jpg", "What is it?")', item="question")
-    (found,) = read([([], media) if question is None else (media, question)]).values()
+    asked: Question = (media, "" if question is None else question)
+    if question is None:
+        if not isinstance(media, str):
+            raise InputError('the question is missing; write chat("What is it?"), or chat("photo.jpg", "What is it?")', item="question")
+        asked = [], media
+    (found,) = read([asked]).values()
     if isinstance(found, InputError):
         raise alone(found)
     return found
