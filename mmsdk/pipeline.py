@@ -61,11 +61,12 @@ def pipeline(
     where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together; `quantize` "int4" or
     "int8" stores the language model's matrices in fewer bits (processor only); `kv` "paged" keeps what the decoder knows in blocks, and
     pictures as they were encoded, so that a later question about the same picture begins where the earlier one did, and "int8", "int4",
-    "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers.
+    "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers; so may a policy with what it keeps of the prompt,
+    "snapkv:0.25" or "h2o:512" (docs/memory.md).
     `gguf_file` is a file, in the folder or anywhere, that the language model is read from in the place of the folder's own. While a folder
     is read a bar says how far, on stderr where that is a terminal, unless `progress` is off.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
-    BudgetError for a compression that cannot be, InputError for a batch size below 1 and an unknown `kv`.
+    BudgetError for a compression or a policy that cannot be, InputError for a batch size below 1 and an unknown `kv`.
     """
     if task not in TASKS:
         known = ", ".join(map(repr, TASKS))

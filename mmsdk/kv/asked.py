@@ -33,4 +33,4 @@ def mass(entries: Entries) -> Float[Tensor, "b g t"]:
 def received_by_head(entries: Entries, query: Float[Tensor, "b h w d"], positions: Int[Tensor, "b w"]) -> Float[Tensor, "b g t"]:
     """The same of any queries, at positions that are -1 for padding."""
     g = entries.keys.shape[1]
-    return received(by_heads(query, g), positions.repeat_interleave(g, dim=0), entries.heads()).unflatten(0, (-1, g))
+    return received(by_heads(query, g), positions.repeat_interleave(g, dim=0), entries.heads()).reshape(len(query), g, -1)

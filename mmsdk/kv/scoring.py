@@ -57,7 +57,7 @@ def chosen(
         order = score.masked_fill(~real, torch.iinfo(score.dtype).min).argsort(dim=1, descending=True, stable=True)
         stays = real & (torch.empty_like(order).scatter_(1, order, columns.expand_as(order)) < wanted)
     index = columns.expand_as(stays).masked_fill(~stays, -1).sort(dim=1).values[:, t - most :]
-    return index.unflatten(0, (-1, q))
+    return index.reshape(-1, q, most)
 
 
 def all_but_one(scores: Float[Tensor, "b q t"] | Int[Tensor, "b q t"]) -> Int[Tensor, "b q k"]:

@@ -59,7 +59,8 @@ class Expected:
         worth = logits.softmax(-1).masked_fill(apart.unsqueeze(2), 0).mean(2)
         if self.norms:
             worth = worth * entries.values.float().norm(dim=-1)
-        return worth.masked_fill(apart | (order == entries.lengths[..., None] - 1), torch.inf)
+        found: Tensor = worth.masked_fill(apart | (order == entries.lengths[..., None] - 1), torch.inf)
+        return found
 
     def _logits(self, entries: Entries, keys: Float[Tensor, "b g t d"]) -> Float[Tensor, "b g r t"]:
         """Expected logits of the r heads of every group."""
@@ -67,15 +68,16 @@ class Expected:
         number = notes["queries"].clamp_min(1)[:, None, None]
         mean = notes["sum"] / number
         cos, sin = (x[:, None] for x in entries.turning.mean(notes["next"], self.future))
-        group = keys.shape[1], -1
-        logits = _turned(mean, cos, sin).unflatten(1, group) @ keys.transpose(2, 3) / math.sqrt(d)
+        b, g = keys.shape[:2]
+        logits = _turned(mean, cos, sin).reshape(b, g, -1, d) @ keys.transpose(2, 3) / math.sqrt(d)
         if not self.covariance:
             return logits
         spread = notes["products"] / number[..., None] - mean[..., None] * mean[..., None, :]
         # turned on both sides: R C R^T
         half = _turned(spread, cos[:, :, None], sin[:, :, None]).transpose(2, 3)
-        turned = _turned(half, cos[:, :, None], sin[:, :, None]).unflatten(1, group)
-        return logits + (keys[:, :, None] @ turned * keys[:, :, None]).sum(-1) / (2 * d)
+        turned = _turned(half, cos[:, :, None], sin[:, :, None]).reshape(b, g, -1, d, d)
+        # one head of every group at a time: together they would hold as many numbers as all queries of the prompt
+        return logits + torch.stack([(keys @ one * keys).sum(-1) for one in turned.unbind(2)], dim=2) / (2 * d)
 
 
 def _turned(x: Float[Tensor, "*n d"], cos: Float[Tensor, "*m f"], sin: Float[Tensor, "*m f"]) -> Float[Tensor, "*n d"]:
