@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.kv.entries import Arriving, Entries
-from mmsdk.kv.policy import Amount, Ask, Evictor, Mover, Observer, Reader
+from mmsdk.kv.policy import Amount, Ask, Early, Evictor, Mover, Observer, Reader
 from mmsdk.kv.scoring import all_but_one, chosen, kept
 from mmsdk.kv.types import LayerView
 
@@ -28,7 +28,7 @@ def attended(query: Float[Tensor, "b h s d"], entries: Entries, ask: Ask) -> Flo
 
 def by_heads(query: Float[Tensor, "b h s d"], kv_heads: int) -> Float[Tensor, "n r s d"]:
     """The queries with every key-value head as a row, as `Entries.heads` has the entries."""
-    return query.unflatten(1, (kv_heads, -1)).flatten(0, 1)
+    return query.reshape(-1, query.shape[1] // kv_heads, *query.shape[2:])
 
 
 class Shelf:
@@ -68,14 +68,15 @@ class Shelf:
     def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
         """See `LayerStore`."""
         self.entries.turning = ask.turning
-        if isinstance(self._policy, Reader) and self._budgets and query.shape[2] == 1:
+        single = query.shape[2] == 1
+        if single and isinstance(self._policy, Early):
+            self._look(query, ask)
+            return attended(query, self.entries, ask)
+        if single and isinstance(self._policy, Reader) and self._budgets:
             out = self._policy.read(query, self.entries, ask, self._keep)
         else:
             out = attended(query, self.entries, ask)
-        if isinstance(self._policy, Observer) and self._curious:
-            self._policy.observe(self.entries, query, ask)
-        if self._interval and self._budgets and self.entries.count - max(self._budgets) >= self._interval:
-            self._evict()
+        self._look(query, ask)
         return out
 
     def settle(self) -> None:
@@ -122,6 +123,13 @@ class Shelf:
             return [self.entries.count] * len(self.entries.keys)
         found: list[int] = self.entries.lengths.amax(1).tolist()
         return found
+
+    def _look(self, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
+        """Show the policy who asks, and evict what is due."""
+        if isinstance(self._policy, Observer) and self._curious:
+            self._policy.observe(self.entries, query, ask)
+        if self._interval and self._budgets and self.entries.count - max(self._budgets) >= self._interval:
+            self._evict()
 
     def _evict(self) -> None:
         if not isinstance(self._policy, Evictor):

@@ -68,7 +68,8 @@ def test_every_compressor_meets_its_budget_on_every_family(pipe: Pipeline, metho
     assert found[0] == pipe(MEDIA, QUESTION, compress=spec, max_tokens=2)
 
 
-@pytest.mark.parametrize("kv", CACHES)
+# Of the policies one that turns queries back, counts positions to come and keeps other tokens in every head.
+@pytest.mark.parametrize("kv", [*CACHES, "expected:0.3,future=32"])
 def test_every_kind_of_cache_holds_every_family(pipe: Pipeline, kv: str) -> None:
     """CS-14: exact kinds give the same answers cold, again, and compressed; those in fewer bits give some."""
     other, items = Pipeline(pipe.vlm, recall=recalling(kv)), [(MEDIA, QUESTION), (CLIP, QUESTION)]

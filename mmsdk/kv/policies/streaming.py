@@ -34,6 +34,11 @@ class Streaming:
         if self.sinks < 1:
             raise BudgetError(f"streaming keeps at least one first token, got sinks={self.sinks}; window keeps none")
 
+    @property
+    def early(self) -> bool:
+        """A new token sees the window that it is the last of."""
+        return True
+
     def observe(self, entries: Entries, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Where new tokens stand along the first axis: sinks are moved along all axes by as much.
 

@@ -17,6 +17,11 @@ class Window:
     interval: int = 1
     dense: int = 0
 
+    @property
+    def early(self) -> bool:
+        """A new token sees the window that it is the last of."""
+        return True
+
     def scores(self, entries: Entries, keep: Int[Tensor, " b"]) -> Int[Tensor, "b q t"]:
         """By age."""
         return entries.order

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,17 +10,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.decoder.config import DecoderConfig
-from mmsdk.decoder.rope import Dynamic, Rotation, Sections, Yarn
+from mmsdk.decoder.rope import Dynamic, Rotation, Sections, Unscaled, Yarn
+from mmsdk.decoder.sight import Local
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, ModelError
 from mmsdk.kv.memory import memory_of
+from mmsdk.kv.none import NoCache
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.policy_memory import PolicyMemory
 from mmsdk.kv.shelf import Shelf
 
 CONFIG = DecoderConfig(vocabulary=50, width=24, layers=2, heads=6, kv_heads=2, head_dim=8, inner=40, context=512, qk_norm=True)
 GROUP, D = 3, 8
-PROMPT, STEPS = 30, 8
+PROMPT, STEPS = 30, 6
 
 
 def decoder(config: DecoderConfig = CONFIG) -> Decoder:
@@ -192,7 +195,7 @@ def written_out(model: Decoder, x: Tensor, seen: Sequence[Held], inside: bool = 
 
 
 @pytest.mark.parametrize("kv", ["snapkv:10,window=4", "h2o:10", "tova:10", "keydiff:10,interval=3", "expected:0.4,interval=2", "random:10",
-                                "window:10", "h2o:10,dense=1"])  # fmt: skip
+                                "h2o:10,dense=1"])  # fmt: skip
 def test_an_answer_sees_what_is_held_and_nothing_else(model: Decoder, tokens: Tensor, kv: str) -> None:
     cache, seen, outs = cache_of(kv, model), list[Held](), list[Tensor]()
     with torch.no_grad():
@@ -225,13 +228,14 @@ YARN = Yarn(4.0, 64, amplitude=1.2)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_streaming_counts_positions_inside_the_cache(tokens: Tensor, scaled: bool) -> None:
     """Sinks and window against keys that are turned anew, at 0, 1, 2, ..., for every token; YaRN multiplies keys only once."""
-    model = decoder(DecoderConfig(**{f: getattr(CONFIG, f) for f in CONFIG.__slots__} | ({"rope_scaling": YARN} if scaled else {})))
+    model = decoder(replace(CONFIG, rope_scaling=YARN if scaled else Unscaled()))
     cache, seen, outs = cache_of("streaming:10,sinks=3", model), list[Held](), list[Tensor]()
     with torch.no_grad():
         model(tokens[:1, :PROMPT], torch.arange(PROMPT)[None], cache)
         cache.settle()
         for i in range(STEPS):
-            seen.append([[{0, 1, 2} | set(range(PROMPT + i - 7, PROMPT + i))] * 2] * 2)
+            # ten with the token itself
+            seen.append([[{0, 1, 2} | set(range(PROMPT + i - 6, PROMPT + i))] * 2] * 2)
             assert cache.lengths(0).tolist() == [[10]]
             outs.append(model(tokens[:1, PROMPT + i : PROMPT + i + 1], cache.position[:, None], cache)[0, -1])
     torch.testing.assert_close(torch.stack(outs), written_out(model, tokens[0], seen, inside=True), rtol=1e-3, atol=1e-4)
@@ -240,7 +244,7 @@ def test_streaming_counts_positions_inside_the_cache(tokens: Tensor, scaled: boo
 def test_streaming_is_as_exact_after_many_tokens(model: Decoder) -> None:
     """Sinks are turned from their originals: in bfloat16 no rounding adds up, and memory stays as it is."""
     cache = cache_of("streaming:12", model)
-    x = torch.randn(1, 80, CONFIG.width, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(1, 50, CONFIG.width, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         model(x[:, :20], torch.arange(20)[None], cache)
         store = cache.store(0)
@@ -248,23 +252,23 @@ def test_streaming_is_as_exact_after_many_tokens(model: Decoder) -> None:
         original = store.entries.keys[:, :, :4].clone()
         cache.settle()
         nbytes = cache.nbytes
-        for at in range(20, 80):
+        for at in range(20, 50):
             model(x[:, at : at + 1], cache.position[:, None], cache)
-    assert cache.nbytes == nbytes and cache.position.tolist() == [80]
-    by = torch.full((1, 1, 4), 80 - 8 - 4)
+    assert cache.nbytes == nbytes and cache.position.tolist() == [50]
+    by = torch.full((1, 1, 4), 50 - 8 - 4)
     torch.testing.assert_close(store.entries.keys[:, :, :4], store.entries.turning.further(original, by))
-    assert store.entries.positions[0, 0].tolist() == list(range(68, 80))
+    assert store.entries.positions[0, 0].tolist() == list(range(38, 50))
 
 
 def test_streaming_refuses_keys_that_are_turned_by_the_length_of_their_row(tokens: Tensor) -> None:
-    model = decoder(DecoderConfig(**{f: getattr(CONFIG, f) for f in CONFIG.__slots__} | {"rope_scaling": Dynamic(2.0, 16)}))
+    model = decoder(replace(CONFIG, rope_scaling=Dynamic(2.0, 16)))
     with pytest.raises(ModelError, match="choose window"), torch.no_grad():
         model(tokens[:1, :PROMPT], torch.arange(PROMPT)[None], cache_of("streaming:10", model))
 
 
 def test_streaming_along_three_axes_closes_the_gap_on_all_of_them() -> None:
     """M-RoPE: a picture of 2 x 4 cells, of which part goes; the sinks follow the first token of the window on the axis of time."""
-    config = DecoderConfig(**{f: getattr(CONFIG, f) for f in CONFIG.__slots__} | {"rope_sections": Sections((2, 1, 1)), "layers": 1})
+    config = replace(CONFIG, rope_sections=Sections((2, 1, 1)), layers=1)
     model = decoder(config)
     x = torch.randn(1, 16, CONFIG.width, generator=torch.Generator().manual_seed(3))
     cells = torch.stack((torch.zeros(8), torch.arange(8) // 4, torch.arange(8) % 4)).long() + 4
@@ -281,16 +285,33 @@ def test_streaming_along_three_axes_closes_the_gap_on_all_of_them() -> None:
     assert torch.equal(store.entries.keys[:, :, 2:], original[:, :, 12:])
 
 
+def test_ka_07_a_window_of_2048_keys() -> None:
+    """Of 2,047, 2,048 and more tokens it holds exactly 2,048 with the current one, and gives what a mask over all of them does."""
+    config = replace(CONFIG, layers=1, context=4096)
+    model, masked = decoder(config), decoder(replace(config, local=Local((0,), 2048)))
+    x = torch.randn(1, 2052, CONFIG.width, generator=torch.Generator().manual_seed(5))
+    cache = cache_of("window:2048", model)
+    with torch.no_grad():
+        uncached = masked(x, torch.arange(2052)[None], NoCache())
+        first = model(x[:, :2046], torch.arange(2046)[None], cache)
+        cache.settle()
+        for at in range(2046, 2052):
+            out = model(x[:, at : at + 1], cache.position[:, None], cache)
+            assert held(cache, 0)[0] == set(range(max(0, at - 2047), at + 1))
+            torch.testing.assert_close(out[:, 0], uncached[:, at], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first, uncached[:, :2046], rtol=1e-4, atol=1e-5)
+
+
 def test_sinks_stay() -> None:
     model = decoder()
-    x = torch.randn(1, 64, CONFIG.width, generator=torch.Generator().manual_seed(4))
+    x = torch.randn(1, 54, CONFIG.width, generator=torch.Generator().manual_seed(4))
     for kv in ("expected:8,future=32,interval=2", "streaming:8"):
         cache = cache_of(kv, model)
         with torch.no_grad():
             model(x[:, :48], torch.arange(48)[None], cache)
             cache.settle()
             first = [cache.store(layer).view().values[:, :, :4].clone() for layer in range(2)]
-            for at in range(48, 64):
+            for at in range(48, 54):
                 model(x[:, at : at + 1], cache.position[:, None], cache)
         assert all(torch.equal(first[layer], cache.store(layer).view().values[:, :, :4]) for layer in range(2))
 
