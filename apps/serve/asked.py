@@ -18,15 +18,17 @@ from mmsdk.vision.types import Image, Video
 __all__ = ["Asked", "asked"]
 
 STOPS = 16  # stop strings of one request
+LIKELIEST = 20  # tokens that are told in the place of each
 USUAL = 256  # tokens of an answer whose length nobody said
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the engine is told of one request."""
+    """What the engine is told of one request: the settings of every answer that it wants. `likeliest` tokens are told in place of each."""
 
     prompt: Prompt
-    config: GenerationConfig
+    configs: tuple[GenerationConfig, ...]
+    likeliest: int = 0
 
 
 def asked(request: ChatRequest, vlm: VLM, settings: Settings) -> Asked:
@@ -35,7 +37,8 @@ def asked(request: ChatRequest, vlm: VLM, settings: Settings) -> Asked:
     Raises RefusedError, naming the item, for settings that cannot be, media that cannot be used or fetched, and turns that the model
     cannot take.
     """
-    config = replace(_config(request, settings), constraint=form_of(request, vlm))
+    config, likeliest = replace(_config(request, settings), constraint=form_of(request, vlm)), _likeliest(request)
+    configs = _copies(config, request, settings)
     count = sum(not isinstance(part, TextPart) for message in request.messages for part in _parts(message))
     if count > settings.media:
         raise RefusedError(400, f"{count} pictures and clips, but at most {settings.media} go into a request", "too_many_media", "messages")
@@ -49,7 +52,7 @@ def asked(request: ChatRequest, vlm: VLM, settings: Settings) -> Asked:
     if fixed + config.max_tokens > vlm.context:
         told = f"{fixed} tokens of words and {config.max_tokens} of an answer are more than the {vlm.context} that the model holds"
         raise RefusedError(400, told, "context_length_exceeded", "messages")
-    return Asked(prompt, config)
+    return Asked(prompt, configs, likeliest)
 
 
 def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
@@ -72,9 +75,35 @@ def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
             min_p=0.0 if request.min_p is None else request.min_p,
             seed=seed,
             stop=tuple(stops),
+            repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            logprobs=max(1, request.top_logprobs or 0) if request.logprobs else 0,
         )
     except InputError as error:
         raise refused(InputError(error.message, item=name) if error.item == "max_tokens" else error) from None
+
+
+def _likeliest(request: ChatRequest) -> int:
+    """How many tokens are told in the place of each."""
+    count = request.top_logprobs or 0
+    if not 0 <= count <= LIKELIEST:
+        raise RefusedError(400, f"top_logprobs is {count}, expected 0 to {LIKELIEST}", "invalid_value", "top_logprobs")
+    if count and not request.logprobs:
+        raise RefusedError(400, "top_logprobs are told with logprobs; set that, too", "invalid_value", "top_logprobs")
+    return count
+
+
+def _copies(config: GenerationConfig, request: ChatRequest, settings: Settings) -> tuple[GenerationConfig, ...]:
+    """The settings of every answer that a request wants: they differ by their seeds."""
+    count = 1 if request.n is None else request.n
+    if not 1 <= count <= settings.rows:
+        told = f"n is {count}, expected 1 to {settings.rows}: so many are answered at one time"
+        raise RefusedError(400, told, "invalid_value", "n")
+    try:
+        return tuple(replace(config, seed=config.seed + place) for place in range(count))
+    except InputError as error:
+        raise refused(error) from None
 
 
 def _check_question(messages: Sequence[Message]) -> None:

@@ -4,8 +4,9 @@ What it holds (its seat, its place in the engine) it gives back however it ends:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +18,7 @@ from mmsdk.apps.serve.asked import asked
 from mmsdk.apps.serve.refusal import GoneError, RefusedError, refused
 from mmsdk.apps.serve.reply import DONE, Reply, failed
 from mmsdk.apps.serve.service import Service
-from mmsdk.apps.serve.wire import ChatRequest, parsed
+from mmsdk.apps.serve.wire import parsed
 from mmsdk.errors import MmsdkError
 from mmsdk.serve.engine import Event
 
@@ -72,7 +73,6 @@ class _Call:
     def __init__(self, service: Service, tenant: str, held: ExitStack) -> None:
         self._service, self._tenant, self._held = service, tenant, held
         self._began = asyncio.get_running_loop().time()
-        self._reply = Reply(service.name)
         self._counted = False
 
     async def in_time(self, work: Awaitable[T], status: int, told: str) -> T:
@@ -89,42 +89,58 @@ class _Call:
         loop, service = asyncio.get_running_loop(), self._service
         request = await loop.run_in_executor(service.loaders, parsed, body)
         adapter = service.adapter(request.model)
-        self._reply = Reply(request.model)
         wanted = await loop.run_in_executor(service.loaders, asked, request, service.pipe.vlm, service.settings)
+        for _ in wanted.configs[1:]:
+            # each answer takes the place of a request
+            self._held.enter_context(service.seat())
         ticket = service.engine.submit(wanted, self._tenant, adapter)
         self._held.callback(service.engine.cancel, ticket)
         events = ticket.events()
         first = _sound(await anext(events))
         service.metrics.begun(self._seconds)
+        reply = Reply(request.model, service.pipe.vlm.tokenizer.decode, wanted.likeliest)
         if request.stream:
             self._held.callback(self._left)
-            return _Stream(self._pieces(first, events, request), self._began + service.settings.seconds)
-        text, last = [first.text], first
-        async for event in events:
-            last = _sound(event)
-            text.append(last.text)
-        self._note(last.tokens)
-        return JSONResponse(self._reply.whole("".join(text), str(last.finish), last.tokens))
+            usage = request.stream_options is not None and request.stream_options.include_usage
+            return _Stream(self._pieces(reply, first, events, usage), self._began + service.settings.seconds)
+        said: list[list[Event]] = [[] for _ in wanted.configs]
+        said[first[0]].append(first[1])
+        async for one in events:
+            place, event = _sound(one)
+            said[place].append(event)
+        tokens = _counted([answer[-1] for answer in said])
+        self._note(tokens)
+        return JSONResponse(reply.whole(said, tokens))
 
-    async def _pieces(self, first: Event, events: AsyncIterator[Event], request: ChatRequest) -> AsyncIterator[bytes]:
-        """The answer as server-sent events."""
-        reply, event = self._reply, first
-        yield reply.chunk({"role": "assistant", "content": event.text})
+    async def _pieces(
+        self, reply: Reply, first: tuple[int, Event], events: AsyncIterator[tuple[int, Event]], usage: bool
+    ) -> AsyncIterator[bytes]:
+        """The answers as server-sent events."""
+        begun, ends = set[int](), list[Event]()
         try:
-            while event.finish is None:
-                event = _sound(await self.in_time(anext(events), 504, "was not answered to its end"))
-                if event.text:
-                    yield reply.chunk({"content": event.text})
+            async for place, event in self._timed(first, events):
+                role = {} if place in begun else {"role": "assistant"}
+                begun.add(place)
+                if role or event.text or event.logprobs:
+                    yield reply.chunk(place, role | {"content": event.text}, event.logprobs)
+                if event.finish is not None:
+                    ends.append(event)
+                    yield reply.chunk(place, {}, (), str(event.finish))
         except MmsdkError as error:
             refusal = refused(error)
             self._count(refusal.status)
             yield failed(refusal)
             return
-        self._note(event.tokens)
-        yield reply.chunk({}, str(event.finish))
-        if request.stream_options is not None and request.stream_options.include_usage:
-            yield reply.usage(event.tokens)
+        self._note(_counted(ends))
+        if usage:
+            yield reply.usage(_counted(ends))
         yield DONE
+
+    async def _timed(self, first: tuple[int, Event], events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
+        """What happens, from the first event on, as long as the request has time. Raises RefusedError."""
+        yield first
+        while (one := await self.in_time(anext(events, None), 504, "was not answered to its end")) is not None:
+            yield _sound(one)
 
     def _note(self, tokens: Tokens) -> None:
         self._service.metrics.answered(tokens, self._seconds)
@@ -180,8 +196,13 @@ async def _left(http: Request) -> None:
         pass
 
 
-def _sound(event: Event) -> Event:
-    """The event, if it is no error. Raises RefusedError."""
-    if isinstance(event.finish, MmsdkError):
-        raise refused(event.finish)
-    return event
+def _sound(one: tuple[int, Event]) -> tuple[int, Event]:
+    """What happened, if it is no error. Raises RefusedError."""
+    if isinstance(one[1].finish, MmsdkError):
+        raise refused(one[1].finish)
+    return one
+
+
+def _counted(ends: Sequence[Event]) -> Tokens:
+    """What a request took: its prompt once, and all that was said."""
+    return replace(ends[0].tokens, generated=sum(event.tokens.generated for event in ends))

@@ -2,11 +2,15 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
 
 from mmsdk.answer import Tokens
 from mmsdk.apps.serve.refusal import RefusedError
+from mmsdk.generate.logprobs import Likely, Said
+from mmsdk.generate.text import Decode
+from mmsdk.serve.engine import Event
 
 __all__ = ["DONE", "Reply", "failed"]
 
@@ -15,26 +19,46 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One completion by a model: its name and moment go into everything that is said of it."""
+    """One completion by a model: its name and moment go into everything that is said of it.
+
+    `decode` spells single tokens, of which `likeliest` are told in the place of each where it is told how likely they were.
+    """
 
     model: str
+    decode: Decode
+    likeliest: int = 0
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time()))
 
-    def whole(self, text: str, finish: str, tokens: Tokens) -> dict[str, object]:
-        """The completion at once."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-        return self._head("chat.completion") | {"choices": [choice], "usage": _usage(tokens)}
+    def whole(self, answers: Sequence[Sequence[Event]], tokens: Tokens) -> dict[str, object]:
+        """The completion at once, each answer by its events."""
+        return self._head("chat.completion") | {"choices": [self._choice(*one) for one in enumerate(answers)], "usage": _usage(tokens)}
 
-    def chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
-        """A piece of it, as an event."""
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+    def chunk(self, place: int, delta: dict[str, str], logprobs: Sequence[Said] = (), finish: str | None = None) -> bytes:
+        """A piece of one answer, as an event."""
+        choice = {"index": place, "delta": delta, "finish_reason": finish, "logprobs": self._logprobs(logprobs)}
         return _event(self._head("chat.completion.chunk") | {"choices": [choice]})
 
     def usage(self, tokens: Tokens) -> bytes:
         """The last chunk, which says what it took."""
         return _event(self._head("chat.completion.chunk") | {"choices": [], "usage": _usage(tokens)})
+
+    def _choice(self, place: int, events: Sequence[Event]) -> dict[str, object]:
+        message = {"role": "assistant", "content": "".join(event.text for event in events), "refusal": None}
+        logprobs = self._logprobs([one for event in events for one in event.logprobs])
+        return {"index": place, "message": message, "finish_reason": str(events[-1].finish), "logprobs": logprobs}
+
+    def _logprobs(self, said: Sequence[Said]) -> dict[str, object] | None:
+        """Of every token, as OpenAI tells them; nothing where nobody asked."""
+        if not said:
+            return None
+        told = [self._token(one) | {"top_logprobs": [self._token(other) for other in one.top[: self.likeliest]]} for one in said]
+        return {"content": told, "refusal": None}
+
+    def _token(self, one: Said | Likely) -> dict[str, object]:
+        # JSON has no infinity; OpenAI's own word for what is all but impossible
+        text, logprob = self.decode([one.id]), max(one.logprob, -9999.0)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _head(self, kind: str) -> dict[str, object]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

@@ -15,23 +15,24 @@ __all__ = ["EngineThread", "Ticket"]
 
 
 class Ticket:
-    """A request that the engine was given, seen from the event loop that asks."""
+    """A request that the engine was given, with so many answers, seen from the event loop that asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._answers = answers
 
-    async def events(self) -> AsyncIterator[Event]:
-        """What happens to it, up to and with its end."""
-        while True:
-            event = await self._events.get()
-            yield event
-            if event.finish is not None:
-                return
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """What happens to it, and to which of its answers, up to and with the end of the last one."""
+        going = self._answers
+        while going:
+            place, event = await self._events.get()
+            going -= event.finish is not None
+            yield place, event
 
-    def tell(self, event: Event) -> None:
+    def tell(self, place: int, event: Event) -> None:
         """From the engine's thread: something happened."""
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        self._loop.call_soon_threadsafe(self._events.put_nowait, (place, event))
 
 
 class EngineThread:
@@ -44,8 +45,9 @@ class EngineThread:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._orders: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._tickets: dict[int, Ticket] = {}
-        self._numbers: dict[Ticket, int] = {}
+        # whose answer a number of the engine's is, and which one
+        self._tickets: dict[int, tuple[Ticket, int]] = {}
+        self._numbers: dict[Ticket, list[int]] = {}
         self._going = True
         self.held = 0
         self.speaking = 0
@@ -62,7 +64,7 @@ class EngineThread:
 
     def submit(self, asked: Asked, tenant: str, adapter: str = "") -> Ticket:
         """Hand a request over. Called in an event loop, which is where its events are told."""
-        ticket = Ticket()
+        ticket = Ticket(len(asked.configs))
         self._orders.put(partial(self._take, ticket, asked, tenant, adapter))
         return ticket
 
@@ -92,20 +94,24 @@ class EngineThread:
             self._orders.get()()
 
     def _take(self, ticket: Ticket, asked: Asked, tenant: str, adapter: str) -> None:
-        number = self._engine.submit([], asked.prompt, asked.config, tenant, adapter)
-        self._tickets[number], self._numbers[ticket] = ticket, number
+        for place, config in enumerate(asked.configs):
+            number = self._engine.submit([], asked.prompt, config, tenant, adapter)
+            self._tickets[number] = ticket, place
+            self._numbers.setdefault(ticket, []).append(number)
 
     def _drop(self, ticket: Ticket) -> None:
-        number = self._numbers.pop(ticket, None)
-        if number is not None:
+        for number in self._numbers.pop(ticket, ()):
             self._engine.cancel(number)
             del self._tickets[number]
 
     def _tell(self, event: Event) -> None:
-        ticket = self._tickets[event.number]
+        ticket, place = self._tickets[event.number]
         if event.finish is not None:
-            del self._tickets[event.number], self._numbers[ticket]
-        ticket.tell(event)
+            del self._tickets[event.number]
+            self._numbers[ticket].remove(event.number)
+            if not self._numbers[ticket]:
+                del self._numbers[ticket]
+        ticket.tell(place, event)
 
     def _leave(self) -> None:
         self._going = False

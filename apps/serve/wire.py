@@ -105,8 +105,8 @@ class StructuredOutputs(_Strict):
 
 
 class ChatRequest(_Strict):
-    """The fields that make a difference, beyond OpenAI's `top_k`, `min_p` and those of vLLM's that say what the answer is to be; and those
-    that tell who asks, which make none.
+    """The fields that make a difference, beyond OpenAI's `top_k`, `min_p`, `repetition_penalty` and those of vLLM's that say what the
+    answer is to be; and those that tell who asks, which make none.
     """
 
     model: str
@@ -119,6 +119,12 @@ class ChatRequest(_Strict):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    n: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     response_format: ResponseFormat | None = None
@@ -135,12 +141,7 @@ class ChatRequest(_Strict):
 # What OpenAI's API has and this server does not: taken where it asks for nothing, refused where it asks for something.
 ABSENT: Mapping[str, Sequence[object]] = MappingProxyType(
     {
-        "n": (1,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "logit_bias": ({},),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (False, True),

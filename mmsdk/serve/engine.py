@@ -213,15 +213,20 @@ class Engine:
         return None
 
     def _begin(self, job: Job) -> bool:
-        """Give a job its blocks and begin to read it; whether there was room, with a block to go on for everyone who is there."""
+        """Give a job its blocks and begin to read it; not where there is no room, with a block to go on for everyone who is there.
+
+        Nor where what it asks is being read already.
+        """
         row, keys = self._prepared[job.number]
         laid = laid_with(self._pipe.vlm.decoder, row, job.said)
         tokens = len(laid.embeddings)
-        known = self._prefixes.match(keys[: (tokens - 1) // self._pages.page])
+        searched = keys[: (tokens - 1) // self._pages.page]
+        known = self._prefixes.match(searched)
         cache = PagedCache.of(self._pages, [RowPages(known, len(known) * self._pages.page)])
         wanted = self._pages.needed(tokens + 1) - len(known) + len(self._reading) + len(self._speaking)
         self._prefixes.evict(wanted)
-        if self._pages.blocks.free(self._layers) < wanted and (self._reading or self._speaking):
+        full = self._pages.blocks.free(self._layers) < wanted and (self._reading or self._speaking)
+        if full or self._being_read(searched, len(known)):
             cache.release()
             return False
         done = len(known) * self._pages.page
@@ -230,6 +235,10 @@ class Engine:
         cache.reserve(tokens - done)
         self._reading.append(Reading(job, laid, keys, cache, done))
         return True
+
+    def _being_read(self, keys: Sequence[bytes], known: int) -> bool:
+        """Whether one who is read now brings the next block of this prompt: several answers to one question share what is read once."""
+        return any(keys[known : known + 1] == one.keys[known : known + 1] != [] for one in self._reading)
 
     def _decode(self) -> list[Event]:
         """One token for everyone who speaks."""

@@ -152,6 +152,65 @@ def test_answers_and_counts_are_the_pipelines_whole_and_as_a_stream(small: Mini,
     assert comes(url, "mmsdk_held_blocks", 0)
 
 
+def test_several_answers_come_whole_and_as_a_stream_with_their_penalties(small: Mini, url: str) -> None:
+    """Each with a seed of its own; the prompt is counted once, and every one takes the place of a request."""
+    settings: dict[str, Any] = {"max_tokens": 7, "temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    extra, media = {"repetition_penalty": 0.3}, [png(0)]
+    asked = [(media, "What is it?", settings | extra | {"seed": 5 + place}) for place in range(3)]
+    wanted = answers(small, asked)
+    messages, seen = said(*shown(uri(png(0))), "What is it?"), dict[int, str]()
+    with client(url) as asking:
+        whole = asking.chat.completions.create(model="small", messages=messages, n=3, seed=5, extra_body=extra, **settings)
+        options: Any = {"include_usage": True}
+        stream = list(
+            asking.chat.completions.create(
+                model="small", messages=messages, n=3, seed=5, extra_body=extra, stream=True, stream_options=options, **settings
+            )
+        )
+    assert [choice.message.content for choice in whole.choices] == wanted and [choice.index for choice in whole.choices] == [0, 1, 2]
+    for chunk in stream[:-1]:
+        (choice,) = chunk.choices
+        seen[choice.index] = seen.get(choice.index, "") + (choice.delta.content or "")
+    assert [seen[place] for place in range(3)] == wanted
+    roles, ends = (
+        [chunk.choices[0].index for chunk in stream[:-1] if getattr(chunk.choices[0], name)] for name in ("delta", "finish_reason")
+    )
+    assert sorted(ends) == [0, 1, 2] and len(roles) > 3
+    for usage in (whole.usage, stream[-1].usage):
+        assert usage is not None and usage.prompt_tokens == wanted[0].tokens.prompt
+        assert usage.completion_tokens == sum(answer.tokens.generated for answer in wanted)
+    assert comes(url, "mmsdk_held_blocks", 0) and comes(url, "mmsdk_open_requests", 0)
+
+
+def test_logprobs_are_told_as_openai_tells_them(small: Mini, url: str) -> None:
+    answer = Pipeline(small, compression("uniform:8"))([], LONG, max_tokens=6, logprobs=3)
+    spelled = [small.tokenizer.decode([one.id]) for one in answer.logprobs]
+    whole = ask(url, LONG, max_tokens=6, logprobs=True, top_logprobs=3).choices[0].logprobs
+    with client(url) as asking:
+        chunks = list(asking.chat.completions.create(model="small", messages=said(LONG), max_tokens=6, logprobs=True, stream=True))
+    streamed = [one for chunk in chunks if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content or []]
+    assert whole is not None and whole.content is not None
+    for found in (whole.content, streamed):
+        assert [one.token for one in found] == spelled and all(bytes(one.bytes or []).decode() == one.token for one in found)
+        assert [one.logprob for one in found] == pytest.approx([one.logprob for one in answer.logprobs], abs=1e-4)
+    tops = [[small.tokenizer.decode([other.id]) for other in one.top] for one in answer.logprobs]
+    assert [[other.token for other in one.top_logprobs] for one in whole.content] == tops
+    assert all(one.top_logprobs == [] for one in streamed)
+    assert ask(url, LONG, max_tokens=1).choices[0].logprobs is None
+
+
+def test_answers_for_which_there_is_no_room_are_429(small: Mini) -> None:
+    with serving(Service(Pipeline(small), Settings(rows=2, waiting=0))) as address:
+        assert len(ask(address, "Hi?", n=2, max_tokens=1).choices) == 2
+        with ThreadPoolExecutor(1) as pool:
+            long = pool.submit(ask, address, LONG, max_tokens=300)
+            assert comes(address, "mmsdk_open_requests", 1)
+            with pytest.raises(openai.RateLimitError):
+                ask(address, "Hi?", n=2, max_tokens=1)
+            long.result(60)
+        assert comes(address, "mmsdk_open_requests", 0)
+
+
 def test_pb_12_stop_strings_end_a_stream_where_they_end_the_whole(small: Mini, url: str) -> None:
     ((answer,),) = (answers(small, [([], LONG, {"max_tokens": 30})]),)
     stop = [answer[8:11], answer[5:7]]
@@ -270,10 +329,15 @@ GOOD: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content
         ({"max_tokens": 300, "messages": [{"role": "user", "content": "word " * 300}]}, 400, "messages"),
         ({"messages": said(*shown(*[uri(png(0))] * 3), "word " * 490)}, 400, "messages"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
-        ({"n": 2}, 400, "n"),
+        ({"n": 5}, 400, "n"),
+        ({"n": 2, "seed": 2**63 - 1}, 400, "seed"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
-        ({"logprobs": True}, 400, "logprobs"),
-        ({"presence_penalty": 0.5}, 400, "presence_penalty"),
+        ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+        ({"presence_penalty": 2.5}, 400, "presence_penalty"),
+        ({"frequency_penalty": "high"}, 400, "frequency_penalty"),
+        ({"repetition_penalty": 0}, 400, "repetition_penalty"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
         ({"tempreature": 1}, 400, "tempreature"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

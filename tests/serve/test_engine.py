@@ -136,6 +136,21 @@ def test_a_prompt_that_begins_as_an_earlier_one_is_read_from_there(small: Mini) 
     assert steps[1] == 1 < steps[0]
 
 
+def test_several_answers_to_one_question_share_what_is_read_once(small: Mini) -> None:
+    """Asked at one time by one tenant: the others wait until their prompt is there, and read less than a block of it again."""
+    words = "What can be seen in this picture, if anything at all? " * 3
+    asked: list[Asked] = [([picture(0)], words, GenerationConfig(max_tokens=5, temperature=0.9, seed=seed)) for seed in range(4)]
+    engine, read = Engine(Pipeline(small), chunk=16), list[int]()
+    for media, text, config in asked:
+        engine.submit(media, text, config)
+    hook = small.decoder.layers[0].register_forward_pre_hook(lambda _, given: read.append(given[0].shape[0] * given[0].shape[1]))
+    outcomes = engine.drain()
+    hook.remove()
+    answers = alone(small, asked)
+    assert texts(outcomes) == answers and len(set(answers)) == 4
+    assert sum(read) <= answers[0].tokens.prompt + 3 * 16 + 4 * 5
+
+
 def test_cs_12_what_is_wrong_with_one_request_ends_it_alone(small: Mini, wanted: list[Answer]) -> None:
     engine = Engine(Pipeline(small, compression("uniform:1.0")))
     asked = requests(3)
