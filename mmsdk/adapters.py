@@ -80,11 +80,9 @@ class Adapters:
 
     def worn(self, spec: AdapterSpec | Sequence[AdapterSpec], rows: int) -> Worn:
         """What so many rows wear: all the same, or a list of what each does. Raises InputError, naming the item, for what cannot be."""
-        alike = isinstance(spec, str | Mapping)
-        each = [spec] * rows if isinstance(spec, str | Mapping) else list(spec)
-        if len(each) != rows:
-            raise InputError(f"it names {len(each)} for {rows} rows; name one for each, or one for all", item="adapter")
-        stacks = [self.stack(each[0])] * rows if alike and rows else [self.stack(one) for one in each]
+        stacks = [self.stack(spec)] * rows if isinstance(spec, str | Mapping) else [self.stack(one) for one in spec]
+        if len(stacks) != rows:
+            raise InputError(f"it names {len(stacks)} for {rows} rows; name one for each, or one for all", item="adapter")
         return Worn(tuple(stacks) if any(stacks) else (), self.mark)
 
     def stack(self, spec: AdapterSpec) -> Stack:

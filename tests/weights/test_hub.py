@@ -12,6 +12,8 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
+from mmsdk.adapters import Adapters
+from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.families import open_model
 from mmsdk.weights.hub import resolve
@@ -105,6 +107,21 @@ def test_what_was_fetched_in_part_is_completed_and_used_again_without_a_network(
     hub.asked.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert resolve("org/model") == folder == resolve("org/model", ["config.json"]) and not hub.asked
+
+
+def test_of_an_adapter_settings_and_safetensors_are_fetched_and_nothing_else(hub: Hub) -> None:
+    decoder = Decoder(DecoderConfig(vocabulary=8, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, inner=8, context=8))
+    hub.files = {"adapter_config.json": b"{}", "adapter_model.bin": b"a pickle", "code.py": b"raise SystemExit", "model.safetensors": b""}
+    with pytest.raises(ModelError, match="peft_type"):
+        Adapters().load("org/model", "it", decoder)
+    assert hub.fetched() == {"adapter_config.json"}
+
+
+def test_a_gguf_file_that_is_asked_for_is_fetched_with_the_rest(hub: Hub) -> None:
+    hub.files = {"config.json": b'{"model_type": "llama"}', "text.gguf": b"GGUF", "other.gguf": b"GGUF"}
+    with pytest.raises(WeightsError, match=r"text\.gguf is damaged"):
+        open_model("org/model", torch.float32, CPU, gguf_file="text.gguf")
+    assert hub.fetched() == {"config.json", "text.gguf"}
 
 
 def test_a_proxy_that_refuses_is_a_weights_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
