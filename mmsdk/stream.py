@@ -126,7 +126,7 @@ class StreamSession:
         (words,) = [part.text for part in Prompt.of([], text).turns]
         laid = self._words((Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),))
         now = self._looked(self._now, Clock(device_of(self._vlm)))
-        self._now = dataclasses.replace(now, cache=self._read(now.cache, laid))
+        self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid))
 
     @torch.no_grad()
     def ask(
@@ -187,7 +187,8 @@ class StreamSession:
         with clock.stage("prefill"):
             _, between, _ = _parted(vlm.layout(Prompt.of([seen, seen], "?")))
             words = self._words(between if now.opened else ())
-            cache = self._read(now.cache, _joined(words, _sight(row, arrived.count // self._window % 2)))
+            # Read into a fork: what is refused or interrupted leaves the stream as it was.
+            cache = self._read(now.cache.fork(), _joined(words, _sight(row, arrived.count // self._window % 2)))
         return State(cache, arrived.emptied(), seen, True, now.visual + row.visual, now.kept + row.kept)
 
     def _read(self, cache: PolicyCache, laid: Laid) -> PolicyCache:

@@ -48,7 +48,7 @@ def build(service: Service) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        told = {"status": "ok" if service.well else "ending", "model": service.name, "open_requests": service.open}
+        told = {"status": "ok" if service.well else "ending", "open_requests": service.open}
         return JSONResponse(told, 200 if service.well else 503)
 
     return app

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
+from pathlib import Path
 from time import time
 
 from mmsdk.apps.serve.metrics import Metrics
@@ -27,7 +28,7 @@ class Service:
     """
 
     def __init__(self, pipe: Pipeline, settings: Settings, name: str = "") -> None:
-        self.pipe, self.settings, self.name = pipe, settings, name or pipe.vlm.name
+        self.pipe, self.settings, self.name = pipe, settings, name or _public(pipe.vlm.name)
         if self.name in pipe.adapters.names:
             raise InputError("an adapter and the model have one name; call one of them otherwise", item=self.name)
         self.engine = EngineThread(Engine(pipe, rows=settings.rows, tokens=settings.pool))
@@ -80,3 +81,8 @@ class Service:
         if scheme.lower() != "bearer" or not known:
             raise RefusedError(401, "this server wants a key: Authorization: Bearer ...", "invalid_api_key")
         return sha256(known[0].encode()).hexdigest()[:16]
+
+
+def _public(name: str) -> str:
+    """What clients may hear of a model: of a folder its last name, and nothing of where it lies."""
+    return Path(name).name if Path(name).is_dir() else name

@@ -2,7 +2,7 @@
 //
 // project: x -> norm -> q k v, q and k turned.    attend: q over keys and values.    finish: o, residual, norm, gated MLP, residual.
 //
-// Sums are float32, and go in the same order for a row alone as for one among others, so that both give the same bits. Letters: m rows of
+// Sums are float32; those of a product go in the same order for a row alone as for one among others. Letters: m rows of
 // x, n rows of a matrix, k columns, d the width of a head, t cached tokens.
 
 #include <immintrin.h>

@@ -91,7 +91,7 @@ def _functions() -> ctypes.CDLL:
 def project(layer: Layer, x: Float[Tensor, "m w"], cos: Float[Tensor, "m f"], sin: Float[Tensor, "m f"]) -> Float[Tensor, "m n d"]:
     """Queries, keys and values of the normalised stream, n = h + 2 g heads, the first two turned; f = d / 2."""
     fields = layer.fields
-    out = torch.empty(len(x), fields.heads + 2 * fields.kv_heads, fields.head_dim, dtype=torch.bfloat16)
+    out = x.new_empty(len(x), fields.heads + 2 * fields.kv_heads, fields.head_dim)
     _functions().project(ctypes.byref(fields), x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), len(x))
     return out
 
@@ -106,7 +106,7 @@ def attend(
     layer: Layer, query: Float[Tensor, "m h d"], keys: Float[Tensor, "m g t d"], values: Float[Tensor, "m g t d"]
 ) -> Float[Tensor, "m h d"]:
     """softmax(q k^T / sqrt(d)) v over all t entries of each row. `attends` must hold; a query's heads lie side by side."""
-    out, (step, head, token) = torch.empty(query.shape, dtype=torch.bfloat16), keys.stride()[:3]
+    out, (step, head, token) = query.new_empty(query.shape), keys.stride()[:3]
     pieces = _numbers([number for row in range(len(query)) for number in (row, row * step, keys.shape[2])])
     where = query.data_ptr(), query.stride(0), keys.data_ptr(), values.data_ptr(), head, token
     _functions().attend(ctypes.byref(layer.fields), *where, pieces, len(query), out.data_ptr(), len(query))

@@ -4,7 +4,7 @@
     if native.functions is None: print(native.state)     # why there is none; torch's kernels do the work then
 
 It wants Linux, a compiler and a processor with AVX-512 BF16 (Intel since Cooper Lake and Sapphire Rapids, AMD since Zen 4). It shares
-torch's threads: both are linked to the one OpenMP that torch brings.
+torch's threads: GCC links it to the one OpenMP that torch brings, and another compiler would not.
 """
 
 import ctypes
@@ -58,9 +58,9 @@ def library() -> Native:
     """The library of this process; compiles it the first time on a machine, or after a change."""
     if sys.platform != "linux" or not torch.cpu.get_capabilities().get("avx512_bf16", False):
         return Native(None, "this processor has no AVX-512 BF16, for which it is written; torch's kernels decode")
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    compiler = shutil.which("g++")
     if compiler is None:
-        return Native(None, "no C++ compiler (c++, g++, clang++) is on the PATH; torch's kernels decode, slower")
+        return Native(None, "no C++ compiler (g++) is on the PATH; torch's kernels decode, slower")
     try:
         path = compiled(compiler, cache_folder() / "native")
         functions = ctypes.CDLL(str(path))
@@ -77,15 +77,19 @@ def library() -> Native:
 def compiled(compiler: str, folder: Path) -> Path:
     """The library in this folder, made there if need be: whole or not at all, also where several processes begin at once.
 
-    Raises CalledProcessError where the compiler refuses, OSError where the folder cannot be written.
+    Raises CalledProcessError where the compiler refuses, OSError where the folder cannot be written, or where others can write it and
+    could have put anything there.
     """
     source = _SOURCE.read_bytes()
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
     key = hashlib.sha256(b"\0".join((source, version, " ".join(_FLAGS).encode()))).hexdigest()[:32]
     path = folder / f"decode-{key}.so"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for one in (folder, path):
+        if one.exists() and (one.stat().st_uid not in (0, os.getuid()) or one.stat().st_mode & 0o022):
+            raise PermissionError(f"{one} can be written by others")
     if path.is_file():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         made = Path(aside) / path.name
         command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE)]

@@ -19,6 +19,8 @@ __all__ = ["TILE", "Matrix", "MatrixFields", "codes_of", "int4", "int8", "laid_o
 
 # Rows of an int4 matrix that lie together, and the columns of theirs that do.
 TILE, _BLOCK = 16, 8
+# Rows of x are filled up to a multiple of this.
+_PADDED = 256
 _WIDE, _INT8, _INT4 = range(3)
 
 
@@ -65,11 +67,13 @@ def int4(
 ) -> Matrix:
     """Four bits a weight, as `laid_out` gives them; rows and columns without what fills the last tile and the last group."""
     group = codes.shape[1] * _BLOCK // scales.shape[1]
+    assert group % TILE == 0 and _PADDED % group == 0, "groups of 16, 32, 64, 128 or 256"
     return _matrix(_INT4, rows, columns, group, codes, scales, bias)
 
 
 def _matrix(kind: int, rows: int, columns: int, group: int, weights: Tensor, scales: Tensor, bias: Tensor | None) -> Matrix:
     assert bias is None or bias.dtype == torch.bfloat16, "a bfloat16 bias"
+    assert weights.device.type == scales.device.type == "cpu", "on the processor"
     parts = [part for part in (weights, scales, bias) if part is not None]
     pointers = [part.data_ptr() for part in parts]
     return Matrix(MatrixFields(kind, rows, columns, group, *pointers), tuple(parts))
@@ -86,22 +90,22 @@ def laid_out(
     spare = -len(codes) % TILE
     codes, scales, zeros = (torch.nn.functional.pad(part, (0, 0, 0, spare)) for part in (codes, scales, zeros))
     apart = codes.view(len(codes) // TILE, TILE, -1, 4, 2).to(torch.int32)
-    packed = (apart << torch.arange(0, 16, 4, dtype=torch.int32)[:, None]).sum(3, dtype=torch.int32).to(torch.int16)
+    packed = (apart << torch.arange(0, 16, 4, dtype=torch.int32, device="cpu")[:, None]).sum(3, dtype=torch.int32).to(torch.int16)
     both = torch.stack((scales.bfloat16(), zeros.bfloat16()), -1).unflatten(0, (-1, TILE))
     return packed.transpose(1, 2).contiguous(), both.transpose(1, 2).contiguous()
 
 
 def codes_of(packed: Int16[Tensor, "tiles blocks 16 2"]) -> UInt8[Tensor, "n k"]:
     """The codes again, one a byte, with the rows that fill the last tile."""
-    apart = (packed.int()[..., None, :] >> torch.arange(0, 16, 4, dtype=torch.int32)[:, None]) & 15
+    apart = (packed.int()[..., None, :] >> torch.arange(0, 16, 4, dtype=torch.int32, device="cpu")[:, None]) & 15
     return apart.to(torch.uint8).transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 def product(matrix: Matrix, x: Float[Tensor, "m k"]) -> Float[Tensor, "m n"]:
     """x times the transposed matrix, plus its bias, in float32."""
     functions = library().functions
-    assert functions is not None and x.dtype == torch.bfloat16, "the library, and bfloat16 rows"
-    rows, out = x.contiguous(), torch.empty(len(x), matrix.rows, dtype=torch.float32)
+    assert functions is not None and x.dtype == torch.bfloat16 and x.device.type == "cpu", "the library, and bfloat16 rows"
+    rows, out = x.contiguous(), x.new_empty(len(x), matrix.rows, dtype=torch.float32)
     functions.product(ctypes.byref(matrix.fields), rows.data_ptr(), out.data_ptr(), len(rows))
     return out
 
@@ -110,6 +114,6 @@ def written_out(matrix: Matrix) -> Float[Tensor, "n k"]:
     """An int4 matrix, of an even number of columns, as the numbers that it stands for, each rounded to bfloat16 once."""
     functions = library().functions
     assert functions is not None and matrix.fields.kind == _INT4 and matrix.fields.columns % 2 == 0, "the library, and an even int4 matrix"
-    out = torch.empty(matrix.rows, matrix.fields.columns, dtype=torch.bfloat16)
+    out = torch.empty(matrix.rows, matrix.fields.columns, dtype=torch.bfloat16, device="cpu")
     functions.written_out(ctypes.byref(matrix.fields), out.data_ptr())
     return out

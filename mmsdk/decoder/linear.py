@@ -29,7 +29,7 @@ def product(x: Float[Tensor, "*m k"], weight: Float[Tensor, "n k"], bias: Float[
     if not few or x.dtype != torch.bfloat16 or x.device.type != "cpu" or weight.dtype != x.dtype:
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, weight.shape[1])
-    if len(rows) <= FEW and not torch.is_grad_enabled() and library().functions is not None:
+    if len(rows) <= FEW and not torch.is_grad_enabled() and weight.is_contiguous() and library().functions is not None:
         found = native.product(wide(weight.detach()), rows).to(x.dtype)
     else:
         found = torch.mv(weight, rows[0])[None] if len(rows) == 1 else F.linear(weight, rows).T

@@ -7,7 +7,7 @@ piece of memory or pages, else two or three a layer. Everything else (prompts, g
 attention, adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from jaxtyping import Float
@@ -33,32 +33,44 @@ from mmsdk.quant.int8 import Int8Linear
 
 __all__ = ["NativeRun", "NativeStep", "hasten"]
 
+# A dictionary of a module's, a name in it, what stood there, and the address of its numbers.
+Part = tuple[Mapping[str, object], str, object, int]
+
 
 def hasten(decoder: Decoder) -> None:
     """Let decode steps go through C++, which is compiled at the first time. Nothing happens where that cannot be."""
     computes = decoder.norm.weight
     if computes.dtype == torch.bfloat16 and computes.device.type == "cpu" and library().functions is not None:
-        steps = [NativeStep(layer) for layer in decoder.layers if isinstance(layer, Layer)]
-        for step in steps:
-            step.layer.shortcut = step
-        decoder.express = NativeRun(steps)
+        for layer in decoder.layers:
+            if isinstance(layer, Layer):
+                layer.shortcut = NativeStep(layer)
+        decoder.express = NativeRun(decoder)
 
 
 class NativeStep:
-    """A layer's decode step. It holds the weights that it was made from, and is made anew where the layer has others by now."""
+    """A layer's decode step. It holds the weights that it was made from, and is made anew where the layer has others by now.
+
+    Hooks of modules within the layer are not called.
+    """
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
-        self._seen: list[tuple[Mapping[str, object], str, object]] = []
-        self._made: native.Layer | None = None
+        # In one piece, so that no thread sees the one without the other.
+        self._made: tuple[list[Part], native.Layer | None] = [], None
+
+    def __reduce__(self) -> tuple[type["NativeStep"], tuple[Layer]]:
+        """A copy points to its own layer's weights."""
+        return NativeStep, (self.layer,)
 
     @property
     def made(self) -> native.Layer | None:
         """The layer as the library takes it; none where something in it is not what the library knows."""
-        # Asked at every step: whether each entry of the modules' own dictionaries is still the object that it was.
-        if not self._seen or any(owner.get(name) is not one for owner, name, one in self._seen):
-            self._seen, self._made = list(_parts(self.layer)), _native(self.layer)
-        return self._made
+        parts, made = self._made
+        # Asked at every step: whether each entry of the modules' own dictionaries is still the object, in the memory, that it was.
+        if not parts or any(owner.get(name) is not one or _where(one) != where for owner, name, one, where in parts):
+            made = _native(self.layer)
+            self._made = list(_parts(self.layer)), made
+        return made
 
     def takes(self, x: Float[Tensor, "b s w"]) -> bool:
         """Whether these are a few single tokens that need no gradients, in front of a layer that has such a step."""
@@ -66,7 +78,7 @@ class NativeStep:
 
     def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s w"]:
         """As the layer itself."""
-        made, attention = self._made, self.layer.attention
+        made, attention = self.made, self.layer.attention
         assert made is not None and isinstance(attention, SelfAttention), "asked whether it takes x"
         heads, kv_heads = attention.heads, attention.kv_heads
         qkv = native.project(made, x[:, 0], *_turns(rotation, len(x)))
@@ -87,8 +99,8 @@ class NativeStep:
 class NativeRun:
     """A decode step through several layers whose tokens are read where they lie."""
 
-    def __init__(self, steps: Sequence[NativeStep]) -> None:
-        self._steps = steps
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
 
     def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s w"], ...]:
         """See `Express`; the cache has made room for the tokens."""
@@ -97,14 +109,15 @@ class NativeRun:
         found = cache.place(layers)
         if not found or not native.attends(found[0].keys[0], found[0].values[0]):
             return ()
-        made = [one for step in self._steps[layers.start : layers.stop] if (one := step.made) is not None and _plain(step.layer)]
+        steps = [layer.shortcut for layer in self.decoder.layers[layers.start : layers.stop] if isinstance(layer, Layer)]
+        made = [one for step in steps if isinstance(step, NativeStep) and (one := step.made) is not None and _plain(step.layer)]
         if len(made) < len(layers):
             return ()
         return tuple(part[:, None] for part in native.run(made, x[:, 0], *_turns(rotation, len(x)), found[0]))
 
 
 def _takes(x: Float[Tensor, "b s w"]) -> bool:
-    few = x.shape[1] == 1 and x.shape[0] <= native.FEW and x.dtype == torch.bfloat16
+    few = x.shape[1] == 1 and x.shape[0] <= native.FEW and x.dtype == torch.bfloat16 and x.device.type == "cpu"
     return few and not torch.is_grad_enabled() and x.is_contiguous()
 
 
@@ -114,20 +127,26 @@ def _plain(layer: Layer) -> bool:
 
 
 def _turns(rotation: Rotation, rows: int) -> tuple[Float[Tensor, "m f"], Float[Tensor, "m f"]]:
-    cos, sin = (part.expand(rows, -1, -1, -1).reshape(rows, -1).contiguous() for part in (rotation.cos, rotation.sin))
+    cos, sin = (part.expand(rows, -1, -1, -1).reshape(rows, -1).bfloat16().contiguous() for part in (rotation.cos, rotation.sin))
     return cos, sin
 
 
-def _parts(layer: Layer) -> Iterator[tuple[Mapping[str, object], str, object]]:
-    """Every module and tensor of a layer, with the dictionary and the name that it stands under."""
+def _parts(layer: Layer) -> Iterator[Part]:
+    """Every module and tensor of a layer, with the dictionary and the name that it stands under, and where its numbers are."""
     for module in layer.modules():
         for owner in (module._modules, module._parameters, module._buffers):
-            yield from ((owner, name, one) for name, one in owner.items())
+            yield from ((owner, name, one, _where(one)) for name, one in owner.items())
+
+
+def _where(one: object) -> int:
+    return one.data_ptr() if isinstance(one, Tensor) else 0
 
 
 def _native(layer: Layer) -> native.Layer | None:
     attention, mlp = layer.attention, layer.mlp
     if type(attention) is not SelfAttention or type(mlp) is not GatedMLP or not isinstance(layer.post1, nn.Identity):
+        return None
+    if any(tensor.device.type != "cpu" for tensor in (*layer.parameters(), *layer.buffers())):
         return None
     norms = [layer.norm1, layer.norm2, *((attention.q_norm, attention.k_norm) if attention.normed else ())]
     weights = [norm.weight.detach() for norm in norms if isinstance(norm, RMSNorm) and not norm.offset]

@@ -126,7 +126,7 @@ class SelfAttention(nn.Module):
         """Queries and keys, turned to their positions, and values of the normalised stream."""
         side_by_side = self.qkv(x).contiguous().view(*x.shape[:2], -1, self.head_dim)
         heads = side_by_side.transpose(1, 2)
-        if not self.normed and rows.here(x) and rotation.cos.dtype == x.dtype:
+        if not self.normed and rows.here(side_by_side) and rotation.cos.dtype == side_by_side.dtype:
             cos, sin = (part.expand(len(x), 1, -1, -1)[:, 0] for part in (rotation.cos, rotation.sin))
             both = rows.turned(side_by_side, self.heads + self.kv_heads, cos, sin)
             query, key = both.split((self.heads, self.kv_heads), dim=1)

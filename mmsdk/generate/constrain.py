@@ -142,7 +142,11 @@ def guide_of(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int
     """
     if constraint.kind == "any":
         return FREE
-    return Guided(constraint.kind, _compiled(constraint, tokenizer, stop_ids, v).deep_copy())
+    try:
+        return Guided(constraint.kind, _compiled(constraint, tokenizer, stop_ids, v).deep_copy())
+    except (RuntimeError, ValueError) as error:
+        # what the library did not foresee is the fault of this one form, and ends this one request
+        raise InputError(f"it cannot be compiled: {error}", item=constraint.kind) from error
 
 
 def masked(logits: Float[Tensor, "b v"], guides: Sequence[Guide]) -> Float[Tensor, "b v"]:

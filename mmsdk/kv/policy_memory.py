@@ -33,6 +33,10 @@ class PolicyMemory:
 
     def __post_init__(self) -> None:
         checked(self.amount)
+        for knob in ("dense", "interval"):
+            value = getattr(self.policy, knob, 0)
+            if value < 0:
+                raise PluginError(f"{self.name}: {knob} is {value}, it must be at least 0")
 
     @property
     def name(self) -> str:

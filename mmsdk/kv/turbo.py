@@ -30,14 +30,15 @@ _HALVES = {
 
 def centroids(bits: int) -> Float[Tensor, " levels"]:
     """The 2^bits values that stand for normal numbers of variance 1, ascending; for one to four bits."""
-    half = torch.tensor(_HALVES[bits])
+    half = torch.tensor(_HALVES[bits], device="cpu")
     return torch.cat((-half.flip(0), half))
 
 
 @cache
 def rotation(width: int) -> Float[Tensor, "d d"]:
     """The same random rotation always, for so many channels."""
-    turned: Tensor = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64))[0]
+    drawn = torch.randn(width, width, generator=torch.Generator("cpu").manual_seed(width), dtype=torch.float64, device="cpu")
+    turned: Tensor = torch.linalg.qr(drawn)[0]
     return turned.float()
 
 

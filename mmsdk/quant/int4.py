@@ -90,7 +90,8 @@ class Int4Linear(nn.Module):
     def forward(self, x: Float[Tensor, "*m i"]) -> Float[Tensor, "*m o"]:
         """x times the transposed matrix, plus the bias, in the dtype of x."""
         flat = x.reshape(-1, self.inputs)
-        few = len(flat) < self.layout.few
+        # The kernels give no gradients.
+        few = len(flat) < self.layout.few and not (x.requires_grad and torch.is_grad_enabled())
         out = self.layout.product(flat.bfloat16()).to(x.dtype) if few else F.linear(flat, self.layout.written_out(x.dtype))
         out = out.reshape(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias

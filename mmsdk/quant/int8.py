@@ -82,7 +82,9 @@ class Int8Linear(nn.Module):
     def forward(self, x: Float[Tensor, "*m i"]) -> Float[Tensor, "*m o"]:
         """x times the transposed matrix, plus the bias, in the dtype of x."""
         flat = x.reshape(-1, self.inputs)
-        out = self._streamed(flat) if len(flat) < _MANY else F.linear(flat, self.rows(slice(None), x.dtype))
+        # The kernels give no gradients.
+        few = len(flat) < _MANY and not (x.requires_grad and torch.is_grad_enabled())
+        out = self._streamed(flat) if few else F.linear(flat, self.rows(slice(None), x.dtype))
         out = out.view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
