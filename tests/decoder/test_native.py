@@ -1,5 +1,6 @@
 """Decode steps in C++ against the layers' own way, over every kind of cache, and what each leaves to the layers."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,8 @@ from mmsdk.kernels.cpu.library import library
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.memory import Shape, memory_of
 from mmsdk.kv.types import KVCache
+from mmsdk.quant.int4 import Int4, Int4Linear
+from mmsdk.quant.int8 import Int8, Int8Linear
 from mmsdk.quant.types import Quantize
 
 pytestmark = pytest.mark.skipif(library().functions is None, reason=library().state)
@@ -152,3 +155,38 @@ def test_forks_do_not_write_into_one_another() -> None:
         alone = model(model.embed(ids[:, place : place + 1]), fresh.position[:, None], fresh)
     assert torch.equal(said[0], alone)
     assert not torch.equal(said[0], said[1]) and not torch.equal(said[1], said[2])
+
+
+@torch.no_grad()
+def test_weights_that_are_cast_and_cast_back_are_noticed() -> None:
+    model = decoder()
+    hasten(model)
+    before = steps(model)
+    model.float()
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+    model.bfloat16()
+    changed = steps(model)
+    plainly(model)
+    agree(changed, steps(model))
+    assert not torch.allclose(changed, before, atol=0.1)
+
+
+def test_a_copy_decodes_by_its_own_weights() -> None:
+    model = decoder()
+    hasten(model)
+    steps(model)
+    twin = copy.deepcopy(model)
+    before = steps(twin)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(steps(twin), before)
+
+
+def test_codes_give_gradients_to_what_comes_before_them() -> None:
+    matrix = torch.randn(48, 64, generator=torch.Generator().manual_seed(1))
+    for linear in (Int4Linear(Int4.of(matrix), None), Int8Linear(Int8.of(matrix), None)):
+        x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_()
+        linear(x).float().sum().backward()
+        assert x.grad is not None and x.grad.abs().sum() > 0

@@ -154,9 +154,12 @@ def test_the_process_keeps_its_denormal_numbers() -> None:
 
 
 def test_it_is_compiled_once_and_whole(tmp_path: Path) -> None:
-    first = compiled("c++", tmp_path)
+    first = compiled("g++", tmp_path)
     stamp = first.stat().st_mtime_ns
-    assert compiled("c++", tmp_path) == first and first.stat().st_mtime_ns == stamp
+    assert compiled("g++", tmp_path) == first and first.stat().st_mtime_ns == stamp
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
     with pytest.raises(subprocess.CalledProcessError):
         compiled("false", tmp_path)
+    first.chmod(0o777)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        compiled("g++", tmp_path)
