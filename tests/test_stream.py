@@ -174,3 +174,9 @@ def test_what_does_not_fit_is_told_and_leaves_no_trace(pipe: Pipeline) -> None:
         with pytest.raises(InputError):
             stream.say(text)
     assert torch.equal(stream.cache.view(0).keys, before)
+    stream = shown(pipe.stream_session("window:64", window=4), frames[:6])
+    before = stream.cache.view(0).keys.clone()
+    with pytest.raises(InputError):
+        # two frames wait, which would be read in front of it
+        stream.say("word " * 80)
+    assert torch.equal(stream.cache.view(0).keys, before)

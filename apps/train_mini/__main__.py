@@ -30,7 +30,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, MmsdkError, WeightsError
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.mini.words import ADAPTER
-from mmsdk.models.types import Tokenizer
+from mmsdk.models.types import Codec
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
@@ -126,7 +126,7 @@ def _renders(folder: Path, images: int, clips: int, seed: int) -> Iterator[Scene
 
 
 def _ground(
-    args: argparse.Namespace, projector: Projector, shards: Sequence[Shard], held: Shard, decoder: Decoder, tokenizer: Tokenizer
+    args: argparse.Namespace, projector: Projector, shards: Sequence[Shard], held: Shard, decoder: Decoder, tokenizer: Codec
 ) -> None:
     path = args.folder / "grounded.safetensors"
     if path.exists():
@@ -152,9 +152,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) 
     os.replace(part, path)
 
 
-def _report(
-    decoder: Decoder, projector: Projector, adapters: tuning.Adapters, held: Sequence[Shard], tokenizer: Tokenizer, most: int
-) -> None:
+def _report(decoder: Decoder, projector: Projector, adapters: tuning.Adapters, held: Sequence[Shard], tokenizer: Codec, most: int) -> None:
     for shard in held:
         for family in sorted({loop.family(s) for s in shard.samples}):
             rows = [i for i, s in enumerate(shard.samples) if loop.family(s) == family][:most]
@@ -165,7 +163,7 @@ def _report(
                 print(json.dumps({"family": family, "mode": name, **{k: [n, round(v, 3)] for k, (n, v) in found.items()}}))
 
 
-def _train(args: argparse.Namespace, decoder: Decoder, tokenizer: Tokenizer, shards: Sequence[Shard], held: Sequence[Shard]) -> int:
+def _train(args: argparse.Namespace, decoder: Decoder, tokenizer: Codec, shards: Sequence[Shard], held: Sequence[Shard]) -> int:
     """The stages after the shards: ground, fine-tune, and, where that came to its end, write the adapter and report; the exit code."""
     device = decoder.embedding.weight.device
     projector = Projector(ProjectorConfig(shards[0].features.shape[2], language=decoder.config.width)).to(device)

@@ -21,7 +21,7 @@ from mmsdk.apps.train_mini.features import Shard, cells_of, place_of_cell
 from mmsdk.apps.train_mini.questions_robot import on_the_table
 from mmsdk.apps.train_mini.scenes import Thing
 from mmsdk.models.mini.projector import Projector, place_features
-from mmsdk.models.types import Tokenizer
+from mmsdk.models.types import Codec
 
 __all__ = ["Patches", "WordTable", "gather", "ground", "joined", "probe"]
 
@@ -37,7 +37,7 @@ class WordTable:
     vectors: dict[str, Float[Tensor, "w e"]]
 
     @staticmethod
-    def of(embedding: Float[Tensor, "v e"], tokenizer: Tokenizer) -> "WordTable":
+    def of(embedding: Float[Tensor, "v e"], tokenizer: Codec) -> "WordTable":
         """A table of all that is drawn: names, words and numbers, colours, places and moments."""
         names = {*(kind.name for kind in words.OBJECTS), *words.SHAPES, *words.WORDS, *words.NUMBERS, *words.TABLETOP, "background"}
         lists = {"name": sorted(names), "colour": sorted(words.COLOURS), "place": list(words.PLACES), "moment": list(_MOMENTS)}

@@ -19,7 +19,7 @@ from mmsdk.apps.train_mini.finetune import Adapters, Recipe, forward, layer_forw
 from mmsdk.apps.train_mini.packing import Batch, pack
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.models.mini.projector import Projector
-from mmsdk.models.types import Tokenizer
+from mmsdk.models.types import Codec
 
 __all__ = ["evaluate", "finetune"]
 
@@ -67,7 +67,7 @@ class Mixture:
         return normalised
 
 
-def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> Batch:
+def batch_of(mixture: Mixture, recipe: Recipe, step: int, tokenizer: Codec, cache: dict[str, list[int]]) -> Batch:
     """The batch of a step: a pure function of the recipe's seed and the step."""
     rng = np.random.default_rng((recipe.seed, 7, step))
     if step >= recipe.steps - recipe.full_steps:
@@ -129,7 +129,7 @@ def resume(folder: Path, projector: Projector, adapters: Adapters, optimiser: to
 
 
 def finetune(
-    decoder: Decoder, projector: Projector, adapters: Adapters, shards: Sequence[Shard], tokenizer: Tokenizer, recipe: Recipe, folder: Path,
+    decoder: Decoder, projector: Projector, adapters: Adapters, shards: Sequence[Shard], tokenizer: Codec, recipe: Recipe, folder: Path,
     layer: Callable[..., Tensor] = layer_forward, stop_after: int | None = None,
 ) -> bool:  # fmt: skip
     """Train in place, on the decoder's device, from the last checkpoint in `folder` to the end; returns whether it came there.
@@ -191,7 +191,7 @@ class _Stop:
 
 @torch.no_grad()
 def evaluate(
-    decoder: Decoder, projector: Projector, adapters: Adapters, shard: Shard, rows: Sequence[int], tokenizer: Tokenizer, *,
+    decoder: Decoder, projector: Projector, adapters: Adapters, shard: Shard, rows: Sequence[int], tokenizer: Codec, *,
     room: int = 160, blind: bool = False, shuffled: bool = False, seed: int = 0,
 ) -> dict[str, tuple[int, float]]:  # fmt: skip
     """Per type (n, share of answers whose every token is the argmax under teacher forcing: what greedy decoding would answer exactly).

@@ -20,7 +20,7 @@ from mmsdk.apps.train_mini.scenes import Thing
 from mmsdk.apps.train_mini.wording import QA
 from mmsdk.models.mini.projector import place_features
 from mmsdk.models.mini.words import BOS, EOS, asked
-from mmsdk.models.types import Tokenizer
+from mmsdk.models.types import Codec
 
 __all__ = ["Batch", "pack"]
 
@@ -61,7 +61,7 @@ class Batch:
         )  # fmt: skip
 
 
-def _pair(qa: QA, tokenizer: Tokenizer, cache: dict[str, list[int]]) -> tuple[list[int], list[int]]:
+def _pair(qa: QA, tokenizer: Codec, cache: dict[str, list[int]]) -> tuple[list[int], list[int]]:
     """Ids of the question part and of the answer part, ended by EOS."""
     question, answer = asked(qa.question), f" {qa.answer}"
     for text in (question, answer):
@@ -113,7 +113,7 @@ def _in_turn(cells: Sequence[tuple[int, Thing]], rng: np.random.Generator) -> np
 
 
 def pack(
-    shard: Shard, rows: Sequence[int], length: int, budgets: Sequence[int], tokenizer: Tokenizer, rng: np.random.Generator,
+    shard: Shard, rows: Sequence[int], length: int, budgets: Sequence[int], tokenizer: Codec, rng: np.random.Generator,
     cache: dict[str, list[int]], blind: float = 0.0, seen: Sequence[int] | None = None, once: bool = False,
     behind: Sequence[tuple[Shard, int]] = (),
 ) -> Batch:  # fmt: skip

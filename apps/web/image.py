@@ -81,7 +81,7 @@ class ImageTab:
         chosen, full = _Card(self.models, choice), _Card(self.models, choice.full)
         said = Said("")
         yield gr.skip(), chosen.writing(said), full.waiting(both), markup.status("reading the picture", busy=True), looker
-        for said in looker.ask(self.models, question, choice, longest):
+        for said in looker.ask(self.models, picture, question, choice, longest):
             yield gr.skip(), chosen.writing(said), gr.skip(), markup.status("answering", busy=True), looker
         first = said
         if first.answer is None:
@@ -89,7 +89,7 @@ class ImageTab:
             return
         figure = _figure(picture, first.answer.sights[0])
         yield figure, chosen.done(first, first), gr.skip(), markup.status("answering once more, with every token", busy=both), looker
-        for said in looker.ask(self.models, question, choice.full, longest) if both else ():
+        for said in looker.ask(self.models, picture, question, choice.full, longest) if both else ():
             yield gr.skip(), gr.skip(), full.writing(said), gr.skip(), looker
         if said.answer is None:
             yield gr.skip(), gr.skip(), full.unfinished(said), markup.status("stopped"), looker

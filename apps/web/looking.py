@@ -100,17 +100,16 @@ class Looker:
         (row,) = laid.rows.values()
         return row.sights[0]
 
-    def ask(self, models: Models, question: str, choice: Choice, tokens: int) -> Iterator[Said]:
-        """The answer, piece by piece, at its end whole, unless it is stopped. Raises as a pipeline does.
+    def ask(self, models: Models, picture: Image, question: str, choice: Choice, tokens: int) -> Iterator[Said]:
+        """The answer about what `show` gave, piece by piece, at its end whole, unless it is stopped. Raises as a pipeline does.
 
         The models' `turn` is held while something is computed, and only then.
         """
-        assert self.media is not None, "a picture is shown first"
         memory, sights = self._memory(choice)
         noted = Noted(memory)
         pipe = models.pipe(choice.weights, choice.spec, Recall(noted, sights))
         with models.turn:
-            pieces = pipe.stream(self.media, question, max_tokens=tokens)
+            pieces = pipe.stream(picture, question, max_tokens=tokens)
         text = ""
         with closing(pieces):
             while not self.stopped:
@@ -123,10 +122,15 @@ class Looker:
                 yield Said(text)
 
     def _encoded(self, models: Models, weights: str) -> Encoded:
-        if weights not in self.encoded:
-            assert self.media is not None, "a picture is shown first"
-            self.encoded[weights] = models.pipe(weights).encode(self.media)
-        return self.encoded[weights]
+        if weights in self.encoded:
+            return self.encoded[weights]
+        picture = self.media
+        assert picture is not None, "a picture is shown first"
+        encoded = models.pipe(weights).encode(picture)
+        if picture is self.media:
+            # else another one was shown meanwhile
+            self.encoded[weights] = encoded
+        return encoded
 
     def _memory(self, choice: Choice) -> tuple[Memory, Sights]:
         """A memory of this visitor's own; of those that remember, the latest kind is kept."""

@@ -14,7 +14,7 @@ from mmsdk.prompt import Layout, Prompt
 from mmsdk.template import Piece, Template, Turn
 from mmsdk.vision.types import Media, VisionEncoder, VisualTokens
 
-__all__ = ["VLM", "Assembled", "Connector", "Stands", "Tokenizer"]
+__all__ = ["VLM", "Assembled", "Codec", "Connector", "Stands", "Tokenizer"]
 
 Connector = Callable[[Sequence[VisualTokens]], list[Float[Tensor, "_ d"]]]
 """Visual tokens of several inputs to embeddings."""
@@ -24,7 +24,7 @@ Stands = Callable[[int, Media | Encoded], Sequence[Piece]]
 
 
 @runtime_checkable
-class Tokenizer(Hashable, Protocol):
+class Codec(Protocol):
     """Text to ids and back. Special tokens typed by a user are ordinary text; families place real ones by their id."""
 
     def encode(self, text: str) -> list[int]:
@@ -34,6 +34,11 @@ class Tokenizer(Hashable, Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
         ...
+
+
+@runtime_checkable
+class Tokenizer(Codec, Hashable, Protocol):
+    """A codec that can say its vocabulary."""
 
     def to_json(self) -> str:
         """The vocabulary and its rules, in the format of `tokenizer.json`."""

@@ -269,11 +269,11 @@ def test_weights_that_failed_are_tried_again_and_wrong_choices_are_told(small: M
 
 def test_a_cache_that_remembers_knows_the_next_question_and_memory_is_told(small: Mini) -> None:
     models, looker = Models(lambda weights: small, "small", "float32"), Looker()
-    looker.show(Upload(str(MEDIA / "scene.png"), "scene.png"), Limits())
-    first, second = (list(looker.ask(models, words, Choice(kv="paged"), 4))[-1] for words in ("What is it?", "What is there?"))
+    picture = looker.show(Upload(str(MEDIA / "scene.png"), "scene.png"), Limits())
+    first, second = (list(looker.ask(models, picture, words, Choice(kv="paged"), 4))[-1] for words in ("What is it?", "What is there?"))
     assert first.answer is not None and second.answer is not None
     assert first.answer.tokens.recalled == 0 and second.answer.tokens.recalled > 0
-    (dense,) = list(looker.ask(models, "What is it?", Choice(), 4))[-1:]
+    (dense,) = list(looker.ask(models, picture, "What is it?", Choice(), 4))[-1:]
     tokens = dense.answer.tokens.prompt + 4
     config = small.decoder.config
     assert dense.megabytes == pytest.approx(2 * config.layers * config.kv_heads * config.head_dim * 4 * tokens / 1e6, rel=0.25)

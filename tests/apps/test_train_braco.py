@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from mmsdk.apps.train_braco.calibrate import directions
@@ -43,6 +45,9 @@ class Letters:
 
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(i - 3) for i in ids)
+
+    def to_json(self) -> str:
+        return tokenizers.Tokenizer(WordLevel({chr(i - 3): i for i in range(3, 293)}, unk_token=" ")).to_json()
 
 
 @pytest.fixture(scope="module")
