@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
-from mmsdk.models.types import Tokenizer
+from mmsdk.models.types import Codec
 from mmsdk.stages import Context
 from mmsdk.vision.types import Image
 from mmsdk.vla.chunking.rtc import Anew, Chunking
@@ -49,7 +49,7 @@ class FlowModel:
 
     sight: Sight
     head: FlowHead
-    tokenizer: Tokenizer
+    tokenizer: Codec
     wording: Literal["pi0", "pi05", "smolvla"]
     cameras: tuple[str, ...]
     side: int = 224

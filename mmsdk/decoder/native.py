@@ -81,7 +81,7 @@ class NativeStep:
         made, attention = self.made, self.layer.attention
         assert made is not None and isinstance(attention, SelfAttention), "asked whether it takes x"
         heads, kv_heads = attention.heads, attention.kv_heads
-        qkv = native.project(made, x[:, 0], *_turns(rotation, len(x)))
+        qkv = native.project(made, x[:, 0], *_turns(rotation, len(x), attention.head_dim // 2))
         query, key, value = qkv.unsqueeze(2).split((heads, kv_heads, kv_heads), dim=1)
         if isinstance(cache, PolicyCache):
             seen = cache.attend(layer, query, key, value, Asking(attention.core, masks, rotation)).contiguous()
@@ -113,7 +113,8 @@ class NativeRun:
         made = [one for step in steps if isinstance(step, NativeStep) and (one := step.made) is not None and _plain(step.layer)]
         if len(made) < len(layers):
             return ()
-        return tuple(part[:, None] for part in native.run(made, x[:, 0], *_turns(rotation, len(x)), found[0]))
+        turns = _turns(rotation, len(x), self.decoder.config.head_dim // 2)
+        return tuple(part[:, None] for part in native.run(made, x[:, 0], *turns, found[0]))
 
 
 def _takes(x: Float[Tensor, "b s w"]) -> bool:
@@ -126,8 +127,8 @@ def _plain(layer: Layer) -> bool:
     return isinstance(attention, SelfAttention) and type(attention.core) is Dense
 
 
-def _turns(rotation: Rotation, rows: int) -> tuple[Float[Tensor, "m f"], Float[Tensor, "m f"]]:
-    cos, sin = (part.expand(rows, -1, -1, -1).reshape(rows, -1).bfloat16().contiguous() for part in (rotation.cos, rotation.sin))
+def _turns(rotation: Rotation, rows: int, half: int) -> tuple[Float[Tensor, "m f"], Float[Tensor, "m f"]]:
+    cos, sin = (part.expand(rows, 1, 1, half).reshape(rows, -1).bfloat16().contiguous() for part in (rotation.cos, rotation.sin))
     return cos, sin
 
 

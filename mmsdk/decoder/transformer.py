@@ -127,7 +127,8 @@ class SelfAttention(nn.Module):
         side_by_side = self.qkv(x).contiguous().view(*x.shape[:2], -1, self.head_dim)
         heads = side_by_side.transpose(1, 2)
         if not self.normed and rows.here(side_by_side) and rotation.cos.dtype == side_by_side.dtype:
-            cos, sin = (part.expand(len(x), 1, -1, -1)[:, 0] for part in (rotation.cos, rotation.sin))
+            # of keys that are not turned yet the rotation is a single number
+            cos, sin = (part.expand(*x.shape[:1], 1, x.shape[1], self.head_dim // 2)[:, 0] for part in (rotation.cos, rotation.sin))
             both = rows.turned(side_by_side, self.heads + self.kv_heads, cos, sin)
             query, key = both.split((self.heads, self.kv_heads), dim=1)
             return query if self.query_scale == 1 else query * self.query_scale, key, heads[:, -self.kv_heads :]

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmsdk.models.types import Tokenizer
+from mmsdk.models.types import Codec
 from mmsdk.stages import Context
 from mmsdk.vla.chunking.rtc import Anew, Chunking
 from mmsdk.vla.flow_model import FlowModel
@@ -75,7 +75,7 @@ class DualModel:
     eyes: Eyes
     memory: DualMemory
     network: DualExpert
-    tokenizer: Tokenizer
+    tokenizer: Codec
     cameras: tuple[str, ...]
     dims: int
     steps: int = 10
