@@ -203,7 +203,9 @@ def test_ka_15_block_counts_return_to_the_start_whatever_happens(data: st.DataOb
         used = sum(len(set(column)) for column in _columns(caches))
         assert pages.blocks.held == used
     caches.clear()
-    gc.collect()
+    if pages.blocks.held:
+        # what still hangs in a cycle; looked for only then, as it takes a second late in a run
+        gc.collect()
     assert pages.blocks.held == 0
 
 

@@ -75,10 +75,9 @@ def test_memory_stays_flat_over_three_hundred_requests(small: Mini) -> None:
     """Pictures and questions that repeat now and then; the first hundred fill what is remembered."""
     engine, held = Engine(Pipeline(small), rows=8, tokens=2048), list[int]()
     for number in range(300):
-        engine.submit([picture(number % 40)], f"Question {number % 70}: what is it?", GenerationConfig(max_tokens=4))
+        engine.submit([picture(number % 40)], f"Question {number % 70}: what is it?", GenerationConfig(max_tokens=2))
         if number % 20 == 19:
             engine.drain()
-            gc.collect()
             held.append(int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize())
     assert engine.held == 0
     assert max(held[7:]) - held[5] < 8 * 2**20
@@ -281,5 +280,7 @@ def test_ka_15_anything_may_happen_and_the_count_returns_to_the_start(small: Min
         ended[number] = outcome.finish
     assert engine.held == 0 and all(finish in ("stop", "length") for finish in ended.values())
     engine.close()
-    gc.collect()
+    if engine._pages.blocks.held:
+        # what still hangs in a cycle; looked for only then, as it takes a second late in a run
+        gc.collect()
     assert engine._pages.blocks.held == 0
