@@ -68,8 +68,9 @@ class NativeStep:
         parts, made = self._made
         # Asked at every step: whether each entry of the modules' own dictionaries is still the object, in the memory, that it was.
         if not parts or any(owner.get(name) is not one or _where(one) != where for owner, name, one, where in parts):
-            made = _native(self.layer)
-            self._made = list(_parts(self.layer)), made
+            # The parts first: what changes in between is noticed at the next step.
+            parts, made = list(_parts(self.layer)), _native(self.layer)
+            self._made = parts, made
         return made
 
     def takes(self, x: Float[Tensor, "b s w"]) -> bool:
