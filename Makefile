@@ -24,8 +24,9 @@ demo: $(VENV)/core ## a real model answers questions about three pictures and a 
 	@$(BIN)/mmsdk demo --write
 	@echo 'ask about your own: $(BIN)/mmsdk ask PATH... "question"'
 
+# A process for each core, up to four (each holds the small models once), a file of tests on one of them.
 test: check ## every check, then every test
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 check: $(VENV)/dev build/check ## format, lint, types and import rules
 	$(BIN)/ruff format --check .

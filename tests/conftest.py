@@ -32,7 +32,8 @@ from mmsdk.weights.gguf_file import read_file
 from mmsdk.weights.gguf_tokenizer import tokenizer_of
 
 T = TypeVar("T")
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+# One thread where several processes share the cores (pytest-xdist).
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")
