@@ -25,7 +25,7 @@ from mmsdk.errors import WeightsError
 
 __all__ = ["Native", "compiled", "library"]
 
-_SOURCE = Path(__file__).with_name("decode.cpp")
+_FOLDER = Path(__file__).parent
 _UNITS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "fma")
 # Sums may be reordered where the code leaves it open. Not -ffast-math: a library linked with it makes the whole process lose its
 # denormal numbers.
@@ -80,10 +80,11 @@ def compiled(compiler: str, folder: Path) -> Path:
     Raises CalledProcessError where the compiler refuses, OSError where the folder cannot be written, or where others can write it and
     could have put anything there.
     """
-    source = _SOURCE.read_bytes()
+    headers, sources = (sorted(_FOLDER.glob(kind)) for kind in ("*.h", "*.cpp"))
+    text = b"\0".join(path.read_bytes() for path in (*headers, *sources))
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
-    key = hashlib.sha256(b"\0".join((source, version, " ".join(_FLAGS).encode()))).hexdigest()[:32]
-    path = folder / f"decode-{key}.so"
+    key = hashlib.sha256(b"\0".join((text, version, " ".join(_FLAGS).encode()))).hexdigest()[:32]
+    path = folder / f"cpu-{key}.so"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for one in (folder, path):
         if one.exists() and (one.stat().st_uid not in (0, os.getuid()) or one.stat().st_mode & 0o022):
@@ -92,7 +93,7 @@ def compiled(compiler: str, folder: Path) -> Path:
         return path
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         made = Path(aside) / path.name
-        command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE)]
+        command = [compiler, *_FLAGS, "-o", str(made), *map(str, sources)]
         subprocess.run(command, capture_output=True, check=True, text=True, stdin=subprocess.DEVNULL)
         os.replace(made, path)
     return path
