@@ -279,15 +279,16 @@ class Pipeline:
         vlm, adapters = self.adapters.merged(adapter, self.vlm)
         return replace(self, vlm=vlm, adapters=adapters)
 
-    def stream_session(self, kv: str = "streaming:1024", *, window: int = 8) -> StreamSession:
+    def stream_session(self, kv: str = "streaming:1024", *, window: int = 8, adapter: AdapterSpec = "") -> StreamSession:
         """A stream without end: frames and words are read as they come, and it can be asked at any time. See `mmsdk.stream`.
 
         `kv` says by which policy of the memory, and how many tokens of each layer, it is held ("window:1024", "h2o:512"); `window` frames
-        go through the encoder together. What the pipeline compresses is compressed in each window. Raises PluginError for a policy that
+        go through the encoder together. What the pipeline compresses is compressed in each window; `adapter`, one or several, is worn for
+        all that the stream reads and says. Raises PluginError for a policy that
         does not bound a stream and for a compression that works inside encoder or decoder or asks for the question, BudgetError for a
-        share, ModelError for a model whose positions cannot close up.
+        share, ModelError for a model whose positions cannot close up, InputError for an adapter that is not loaded.
         """
-        return StreamSession(self.vlm, self.compression, kv, window)
+        return StreamSession(self.vlm, self.compression, kv, window, self.adapters.worn(adapter, 1))
 
     def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression, worn: Worn) -> list[Answer | MmsdkError]:
         found: dict[int, Answer | MmsdkError] = {}

@@ -16,6 +16,8 @@ Frames go through the encoder in windows, each of which is a clip of its own to 
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -24,7 +26,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk import plugins
+from mmsdk.adapters import Worn
 from mmsdk.answer import Answer, Tokens
+from mmsdk.answering import guided
 from mmsdk.attention.mla import Latent
 from mmsdk.compress import Compression, named
 from mmsdk.decoder.prefill import Laid, prefill_into
@@ -34,6 +38,7 @@ from mmsdk.decoder.spans import Span
 from mmsdk.encoded import Encoded, moved
 from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.generate.loop import Generated, collect, generate
 from mmsdk.kv.policy import Evictor, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
@@ -54,6 +59,7 @@ class State:
     """What a stream is at one time: the cache, the frames that wait for their window to be full, and the last window, for the layout.
 
     `opened` says whether any window has been read; `visual` and `kept` are the visual tokens so far, in full and as they were read.
+    `words` are the ids of all words so far, each once, whether they are still held or not: what a repetition penalty looks at.
     """
 
     cache: PolicyCache
@@ -62,17 +68,20 @@ class State:
     opened: bool = False
     visual: int = 0
     kept: int = 0
+    words: frozenset[int] = frozenset()
 
 
 class StreamSession:
-    """One stream. `kv` says how much is held of it and what, `window` frames go through the encoder together.
+    """One stream. `kv` says how much is held of it and what, `window` frames go through the encoder together, `worn` are its adapters.
 
     Raises PluginError for a policy that does not bound a stream and for a compression that works inside encoder or decoder or wants to know
     the question, BudgetError for a share of what has no length, ModelError for a model whose positions cannot close up.
     """
 
-    def __init__(self, vlm: VLM, compression: Compression, kv: str, window: int = 8) -> None:
+    def __init__(self, vlm: VLM, compression: Compression, kv: str, window: int = 8, worn: Worn = Worn()) -> None:
         _check(vlm, compression)
+        # all that is read is read with the adapters: what is held was computed by the model that is asked
+        self._speaker = worn.decoder(vlm.decoder, [0])
         memory, self._hold = bounding(kv)
         self._vlm, self._compression, self._window = vlm, compression, windowed(window)
         # before the first frame something must stand in its place for the layout; the decoder never sees it
@@ -84,7 +93,7 @@ class StreamSession:
             self._run(cache, self._words(head))
             # from now on the budget holds
             cache.settle()
-        self._now = State(cache, Arrived(), seen)
+        self._now = State(cache, Arrived(), seen, words=_ids(head))
 
     @property
     def cache(self) -> PolicyCache:
@@ -124,9 +133,10 @@ class StreamSession:
         """
         # the same rules as for a question
         (words,) = [part.text for part in Prompt.of([], text).turns]
-        laid = self._words((Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),))
+        spans = (Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),)
+        laid = self._words(spans)
         now = self._looked(self._now, Clock(device_of(self._vlm)))
-        self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid))
+        self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | _ids(spans))
 
     @torch.no_grad()
     def ask(
@@ -141,16 +151,32 @@ class StreamSession:
         min_p: float = 0.0,
         seed: int = 0,
         stop: tuple[str, ...] = (),
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        max_time: float = math.inf,
+        logprobs: int = 0,
+        schema: Schema | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
     ) -> Answer:
         """Answer from what is remembered and the frames that wait; the stream stays as it was, unless the answer is to be kept in it.
 
-        Settings are those of `GenerationConfig`. Of the answer's tokens, `recalled` are the entries that were held already.
-        Raises InputError where question and answer do not fit the model beside what is held, ModelError where scores are not finite.
+        Settings are those of `GenerationConfig`; the answer is JSON of a `schema`, what a `regex` matches whole, or one of `choice`, where
+        one of these is given. To a repetition penalty all words of the stream count, those that are no longer held among them. Of the
+        answer's tokens, `recalled` are the entries that were held already.
+        Raises InputError for settings that cannot be, and where question and answer do not fit the model beside what is held; ModelError
+        where scores are not finite.
         """
-        config = GenerationConfig(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        config = GenerationConfig(
+            max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
+            logprobs, Constraint.of(schema, regex, choice),
+        )  # fmt: skip
+        guided(self._vlm, config)
         clock = Clock(device_of(self._vlm))
         _, _, tail = _parted(self._vlm.layout(Prompt.of([self._now.seen], question)))
         now = self._looked(dataclasses.replace(self._now, cache=self._now.cache.fork()), clock)
+        now = dataclasses.replace(now, words=now.words | _ids(tail))
         laid, held = self._words(tail), _held(now.cache, self._vlm.decoder.config.layers)
         now.cache.close_up()
         asked, ahead = held + len(laid.embeddings), int(now.cache.position[0]) + len(laid.embeddings)
@@ -160,16 +186,16 @@ class StreamSession:
         with clock.stage("prefill"):
             hidden = self._run(now.cache, laid)
         with clock.stage("decode"):
-            said = self._said(now.cache, hidden, config)
+            said = self._said(now, hidden, config, clock.began)
         if isinstance(said.finish, MmsdkError):
             raise said.finish
         if keep:
             # what was said last may not have been read yet
             unread = said.ids[int(now.cache.position[0]) - ahead :]
             self._run(now.cache, self._words((Ids((*unread, *self._vlm.tokenizer.encode("\n"))),)))
-            self._now = now
-        counts = Tokens(now.visual, now.kept, asked, len(said.ids), held)
-        return Answer(said.text.lstrip(), counts, clock.timings, seed, said.finish, (), precision(self._vlm.decoder))
+            self._now = dataclasses.replace(now, words=now.words | frozenset(said.ids))
+        counts, kind = Tokens(now.visual, now.kept, asked, len(said.ids), held), precision(self._vlm.decoder)
+        return Answer(said.text.lstrip(), counts, clock.timings, int(seed), said.finish, (), kind, said.logprobs, said.ids)
 
     def _looked(self, now: State, clock: Clock) -> State:
         """With the frames that wait read into the cache."""
@@ -185,11 +211,13 @@ class StreamSession:
             raise error
         (row,) = laid.rows.values()
         with clock.stage("prefill"):
-            _, between, _ = _parted(vlm.layout(Prompt.of([seen, seen], "?")))
-            words = self._words(between if now.opened else ())
+            layout = vlm.layout(Prompt.of([seen, seen], "?"))
+            between = _parted(layout)[1] if now.opened else ()
+            words = self._words(between)
             # Read into a fork: what is refused or interrupted leaves the stream as it was.
             cache = self._read(now.cache.fork(), _joined(words, _sight(row, arrived.count // self._window % 2)))
-        return State(cache, arrived.emptied(), seen, True, now.visual + row.visual, now.kept + row.kept)
+        heard = now.words | _ids(between) | _ids(_within(layout))
+        return State(cache, arrived.emptied(), seen, True, now.visual + row.visual, now.kept + row.kept, heard)
 
     def _read(self, cache: PolicyCache, laid: Laid) -> PolicyCache:
         """The cache with these tokens in it, and no more than is to be held."""
@@ -204,7 +232,7 @@ class StreamSession:
     def _run(self, cache: PolicyCache, laid: Laid) -> Float[Tensor, "1 d"]:
         """The decoder's output at the last of these tokens, which are in the cache then."""
         places = cache.position[0] + torch.arange(len(laid.embeddings), device=laid.embeddings.device)
-        return prefill_into(self._vlm.decoder, [dataclasses.replace(laid, positions=places)], (), cache).hidden[:, -1]
+        return prefill_into(self._speaker, [dataclasses.replace(laid, positions=places)], (), cache).hidden[:, -1]
 
     def _words(self, spans: tuple[Part, ...]) -> Laid:
         """Words, and what a model has learned to stand between them, in front of the decoder."""
@@ -212,9 +240,21 @@ class StreamSession:
         embeddings = Layout((Ids(()), *spans), media=0).embed([], self._vlm.decoder.embed, device_of(self._vlm))
         return Laid(embeddings, torch.arange(len(embeddings)), (Span(-1, (len(embeddings),)),))
 
-    def _said(self, cache: PolicyCache, hidden: Float[Tensor, "1 d"], config: GenerationConfig) -> Generated:
-        vlm = self._vlm
-        return collect(generate(vlm.decoder, hidden, cache, [config], vlm.tokenizer.decode, vlm.stop_ids), 1)[0]
+    def _said(self, now: State, hidden: Float[Tensor, "1 d"], config: GenerationConfig, began: float) -> Generated:
+        vlm, guides = self._vlm, [guided(self._vlm, config)]
+        words = [sorted(now.words)]
+        return collect(generate(self._speaker, hidden, now.cache, [config], vlm.tokenizer.decode, vlm.stop_ids, words, began, guides), 1)[0]
+
+
+def _ids(spans: Sequence[Part]) -> frozenset[int]:
+    """The ids of words, each once."""
+    return frozenset(number for span in spans if isinstance(span, Ids) for number in span.ids)
+
+
+def _within(layout: Layout) -> tuple[Part, ...]:
+    """What stands between the parts of the first visual input."""
+    places = [place for place, span in enumerate(layout.spans) if isinstance(span, Slot) and span.media == 0]
+    return layout.spans[places[0] : places[-1]]
 
 
 def _parted(layout: Layout) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...]]:

@@ -1,12 +1,17 @@
 """A stream of real parts at a small size: it is what a prompt of the same would be, stays as it was when asked, and does not grow."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mmsdk.compress import compression
+from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.rope import Sections
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
@@ -83,6 +88,68 @@ def test_a_kept_answer_is_part_of_the_stream(small: Mini, pipe: Pipeline) -> Non
     stream.push(frames_of(1, seed=3)[0], 9.0)
     stream.ask("What?", max_tokens=1, keep=True)
     assert entries(stream) > before + said + 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 3.0, "logprobs": 2},
+        {"presence_penalty": 2.0, "frequency_penalty": 2.0},
+        {"regex": "[a-f]{3}-[0-9]"},
+        {"choice": ["a red cup", "a cow"], "temperature": 2.0, "seed": 3},
+        {"schema": {"type": "object", "properties": {"seen": {"type": "boolean"}}, "required": ["seen"]}},
+        {"max_time": 1e-9},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_of_an_answer_are_the_pipelines(pipe: Pipeline, settings: dict[str, Any]) -> None:
+    """The same as of a question about the clips; words of the stream count to a repetition penalty as those of a prompt."""
+    stream, frames = pipe.stream_session("window:256", window=4), frames_of(8, seed=8)
+    shown(stream, frames)
+    answer = stream.ask("What happens?", max_tokens=10, **settings)
+    wanted = pipe([clip(part) for part in frames.split(4)], "What happens?", max_tokens=10, **settings)
+    assert str(answer) == str(wanted) and answer.finish == wanted.finish and answer.ids == wanted.ids
+    assert [said.id for said in answer.logprobs] == [said.id for said in wanted.logprobs]
+    assert all(abs(a.logprob - b.logprob) < 1e-3 for a, b in zip(answer.logprobs, wanted.logprobs, strict=True))
+    assert "max_time" not in settings or (answer.finish, answer.tokens.generated) == ("time", 1)
+
+
+def test_settings_that_cannot_be_are_told_before_anything_is_read(pipe: Pipeline) -> None:
+    stream = shown(pipe.stream_session("window:64", window=4), frames_of(2))
+    for wrong, item in (({"regex": "a", "choice": ["b"]}, "regex choice"), ({"logprobs": -1}, "logprobs")):
+        with pytest.raises(InputError) as told:
+            stream.ask("What?", **wrong)
+        assert told.value.item == item
+    assert stream.kept == 0
+
+
+def test_a_stream_wears_its_adapters_in_all_that_it_reads(small: Mini, tmp_path: Path) -> None:
+    """The answer is that of a pipeline which wears them for the whole prompt, and another one than without."""
+    pipe, frames = Pipeline(small), frames_of(8, seed=9)
+    pipe.load_adapter(lora(tmp_path / "style", small.decoder.config), "style")
+    clips = [clip(part) for part in frames.split(4)]
+    answers = {}
+    for adapter in ("style", ""):
+        stream = shown(pipe.stream_session("window:256", window=4, adapter=adapter), frames)
+        answers[adapter] = stream.ask("What happens?", max_tokens=6)
+        assert answers[adapter] == pipe(clips, "What happens?", max_tokens=6, adapter=adapter)
+    assert answers["style"] != answers[""]
+    with pytest.raises(InputError, match="did you mean 'style'"):
+        pipe.stream_session("window:64", adapter="stile")
+
+
+def lora(folder: Path, config: DecoderConfig) -> Path:
+    """An adapter of queries in PEFT's format."""
+    folder.mkdir()
+    generator, tensors = torch.Generator().manual_seed(1), dict[str, Tensor]()
+    for layer in range(config.layers):
+        place = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{place}.lora_A.weight"] = torch.randn(2, config.width, generator=generator)
+        tensors[f"{place}.lora_B.weight"] = torch.randn(config.heads * config.head_dim, 2, generator=generator)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 def test_words_stand_where_they_come(small: Mini, pipe: Pipeline) -> None:
