@@ -3,17 +3,45 @@
 import argparse
 import dataclasses
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 from mmsdk.answer import Answer
+from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Constraint
 from mmsdk.generate.logprobs import Likely, Said
 from mmsdk.models.types import Tokenizer
 
-__all__ = ["as_json", "config_of", "tell_notes"]
+__all__ = ["Form", "as_json", "config_of", "form_of", "tell_notes"]
 
 
-def config_of(args: argparse.Namespace) -> GenerationConfig:
-    """The settings that the flags of `mmsdk.apps.arguments.SAMPLING` say. Raises InputError naming the one that cannot be."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer is to be, as the pipeline is told; anything where nothing is said."""
+
+    schema: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of(schema: str | None = None, regex: str | None = None, choice: str | None = None) -> "Form":
+        """From words: the file of a JSON Schema, a regular expression, choices between commas. Raises InputError for a file not read."""
+        return Form(None if schema is None else _read(schema), regex, None if choice is None else tuple(map(str.strip, choice.split(","))))
+
+    @property
+    def constraint(self) -> Constraint:
+        """The same for generation. Raises as `Constraint.of` does."""
+        return Constraint.of(self.schema, self.regex, self.choice)
+
+
+def form_of(args: argparse.Namespace) -> Form:
+    """The form that the flags of `mmsdk.apps.arguments.FORMS` say. Raises InputError for a schema that cannot be read."""
+    return Form.of(args.schema, args.regex, args.choice)
+
+
+def config_of(args: argparse.Namespace, form: Form) -> GenerationConfig:
+    """The settings that the flags of `mmsdk.apps.arguments.SAMPLING` say, and the form. Raises InputError naming the one that cannot be."""
     return GenerationConfig(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
@@ -27,6 +55,7 @@ def config_of(args: argparse.Namespace) -> GenerationConfig:
         frequency_penalty=args.frequency_penalty,
         max_time=args.max_time,
         logprobs=args.logprobs,
+        constraint=form.constraint,
     )
 
 
@@ -45,12 +74,19 @@ def as_json(answer: Answer, model: str, tokenizer: Tokenizer) -> dict[str, objec
     return told
 
 
-def _likely(one: Said | Likely, tokenizer: Tokenizer) -> dict[str, object]:
-    return {"token": tokenizer.decode([one.id]), "id": one.id, "logprob": one.logprob}
-
-
 def tell_notes(answer: Answer) -> None:
     """Say on stderr what of the pictures and clips was not looked at."""
     for sight in answer.sights:
         for note in sight.notes:
             print(f"mmsdk: {sight.source}: {note}", file=sys.stderr)
+
+
+def _likely(one: Said | Likely, tokenizer: Tokenizer) -> dict[str, object]:
+    return {"token": tokenizer.decode([one.id]), "id": one.id, "logprob": one.logprob}
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"the schema cannot be read: {error}", item=path) from None

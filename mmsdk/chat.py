@@ -122,9 +122,13 @@ class Chat:
 
         Turns count from 0, and from the end below it. Raises InputError for one that is not there, and what asking raises.
         """
+        return self.stream_edit(turn, question, config=config).answer
+
+    def stream_edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Stream:
+        """The same in pieces: the turns are changed once the stream has been read to its end."""
         place = self._place(turn)
         shown = self._turns[place].asked.media
-        return self._begun(self._turns[:place], Prompt.of(shown, question), config).answer
+        return self._begun(self._turns[:place], Prompt.of(shown, question), config)
 
     def drop(self, turn: int) -> Exchange:
         """Take a turn out, wherever it is; what was said after it stays as it was said. Raises InputError for one that is not there."""
@@ -206,4 +210,4 @@ def _checked(system: str) -> str:
 
 
 def _longer(error: InputError) -> InputError:
-    return InputError(f"{error.message}; or take turns out of the conversation: chat.drop(0)", item="conversation")
+    return InputError(f"{error.message}; or take turns out of the conversation (chat.drop, /drop)", item="conversation")

@@ -224,7 +224,7 @@ def test_a_conversation_longer_than_the_model_holds_is_told_so(small: Mini) -> N
         chat(long * 4)
     for _ in range(3):
         chat(long)
-    with pytest.raises(InputError, match=r"conversation: the prompt takes .* take turns out of the conversation: chat.drop"):
+    with pytest.raises(InputError, match=r"conversation: the prompt takes .* take turns out of the conversation .chat.drop"):
         chat(long)
     assert len(chat.turns) == 3
     chat.drop(0)

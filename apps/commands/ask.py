@@ -4,18 +4,17 @@ import argparse
 import json
 import os
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Answer
 from mmsdk.apps.adapters import adapted
-from mmsdk.apps.answers import as_json, config_of, tell_notes
+from mmsdk.apps.answers import Form, as_json, config_of, form_of, tell_notes
 from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
-from mmsdk.generate.constrain import Constraint
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.pipeline import Pipeline, pipeline
 from mmsdk.prompt import Prompt
@@ -29,8 +28,8 @@ USAGE = 'write: mmsdk ask PATH... "question"'
 def run(args: argparse.Namespace) -> int:
     """Answer the question about the files. What is wrong with the words is told before the model is loaded, which takes seconds."""
     paths, question = _split(args.words)
-    form = _form(args)
-    config = replace(config_of(args), constraint=Constraint.of(form.schema, form.regex, form.choice))
+    form = form_of(args)
+    config = config_of(args, form)
     if args.n < 1:
         raise InputError(f"it is {args.n}, expected at least 1", item="--n")
     if args.explain:
@@ -61,25 +60,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What the answer is to be, as the pipeline is told."""
-
-    schema: str | None
-    regex: str | None
-    choice: tuple[str, ...] | None
-
-
-def _form(args: argparse.Namespace) -> _Form:
-    choice = None if args.choice is None else tuple(word.strip() for word in args.choice.split(","))
-    if args.schema is None:
-        return _Form(None, args.regex, choice)
-    try:
-        return _Form(Path(args.schema).read_text(encoding="utf-8"), args.regex, choice)
-    except (OSError, ValueError) as error:
-        raise InputError(f"the schema cannot be read: {error}", item=args.schema) from None
-
-
 def _split(words: list[str]) -> tuple[list[str], str]:
     *paths, question = words
     if os.path.isfile(question):
@@ -108,7 +88,7 @@ def _one(pipe: Pipeline, paths: list[str], question: str, config: GenerationConf
 
 
 def _several(
-    pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, form: _Form, worn: AdapterSpec, n: int
+    pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, form: Form, worn: AdapterSpec, n: int
 ) -> list[Answer]:
     return pipe(
         paths,

@@ -1,4 +1,4 @@
-"""`mmsdk chat` on the real encoder and language model, joined by an untrained projector: from a pipe, and as if somebody typed."""
+"""`mmsdk chat` on mini's parts at a small size, with the real tokenizer: from a pipe, and as if somebody typed."""
 
 import io
 import json
@@ -6,23 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
 
 from mmsdk.apps.cli import main
-from mmsdk.models.mini.projector import Projector, ProjectorConfig
+from mmsdk.models.mini.family import Mini
+from mmsdk.pipeline import pipeline
+
+MEDIA = Path(__file__).parents[2] / "apps" / "media"
+COMMAND = ["chat", "--max-tokens", "3"]
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory, mini_encoder: Path, mini_language: Path) -> list[str]:
-    """The command for a model as training writes it, with short answers."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    projector = Projector(ProjectorConfig(vision=768))
-    tensors = {f"projector.{name}": tensor.half() for name, tensor in projector.state_dict().items()}
-    tensors |= {"lora.0.qkv.a": torch.zeros(4, 576), "lora.0.qkv.b": torch.zeros(960, 4)}
-    safetensors.torch.save_file(tensors, folder / "mini_adapter.safetensors", metadata={"middle": "5"})
-    return ["chat", "--model", str(folder), "--max-tokens", "3"]
+@pytest.fixture
+def words(small: Mini, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command with short answers, over a model that is there already."""
+    monkeypatch.setattr(sys.modules[pipeline.__module__], "open_model", lambda *asked: small)
+    return COMMAND
 
 
 class Typed(io.StringIO):
@@ -50,12 +47,21 @@ class Impatient(io.StringIO):
         return super().write(text)
 
 
+def heard(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """These lines come through a pipe."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+
+
+def objects(capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    return list(map(json.loads, capsys.readouterr().out.splitlines()))
+
+
 def test_lines_of_a_pipe_are_answered_one_object_each(
     words: list[str], photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     coffee, rocket = str(photos / "coffee.png"), str(photos / "rocket.jpg")
     lines = ["What is on the table?", "", "/unod", "And beside it?", "/undo", f"/image {rocket}", "/image nowhere.png", "//What is this?"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([*lines, "/system Be brief.", "/quit", "Never read."])))
+    heard(monkeypatch, *lines, "/system Be brief.", "/quit", "Never read.")
     assert main([*words, coffee, "--json", "--logprobs", "2", "--temperature", "0.5", "--seed", "3"]) == 2
     shown = capsys.readouterr()
     first, unknown, second, missing, third = map(json.loads, shown.out.splitlines())
@@ -69,26 +75,74 @@ def test_lines_of_a_pipe_are_answered_one_object_each(
     assert shown.err.count("\n") == 2 and "Never" not in shown.out
 
 
+def test_turns_are_edited_dropped_listed_and_saved(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, scene, clip = tmp_path / "talk.json", MEDIA / "scene.png", MEDIA / "motion.mp4"
+    asked = [f"/image {scene}", "What is it?", f"/video {clip}", "What happens?", "And then?"]
+    changed = ["/turns", "/edit 2 What goes on?", "/drop 1", f"/save {saved}", "Why?", f"/save {saved}", "/system Be brief.", "/turns"]
+    heard(monkeypatch, *asked, *changed)
+    assert main([*words, "--json"]) == 0
+    first, happens, _, before, edited, why, after = objects(capsys)
+    assert [turn["question"] for turn in before["turns"]] == ["What is it?", "What happens?", "And then?"]
+    assert [len(turn["shown"]) for turn in before["turns"]] == [1, 1, 0] and before["turns"][0]["answer"] == first["text"]
+    # the clip is asked about again, the picture before it is known, and what came behind is gone
+    assert edited["tokens"]["visual"] == happens["tokens"]["visual"] and edited["tokens"]["recalled"] >= happens["tokens"]["visual"]
+    assert [turn["question"] for turn in after["turns"]] == ["What goes on?", "Why?"]
+    kept = json.loads(saved.read_text())
+    assert kept["turns"] == after["turns"] and kept["turns"][1]["answer"] == why["text"] and kept["system"] == ""
+    heard(monkeypatch, "What?", f"/save {saved}", "/edit 2 What?", "/edit What?", "/drop 0", "/drop", "/video", "/save", "/undo", "/undo")
+    assert main([*words, "--json"]) == 2
+    errors = [one["error"] for one in objects(capsys)[1:]]
+    assert [error["item"] for error in errors] == [str(saved), "turn", "turn", "turn", "turn", "/video", "/save", "turn"]
+    assert "such a file already" in errors[0]["message"] and "they are 1 to 1" in errors[1]["message"]
+    assert json.loads(saved.read_text()) == kept
+
+
+def test_answers_have_the_form_that_was_asked_for(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "form.json").write_text('{"type": "boolean"}', encoding="utf-8")
+    lines = ["Which?", "/regex [a-c]{2}", "And?", f"/schema {tmp_path / 'form.json'}", "Is it?", "/free", "Say on.", "/regex (", "/choice"]
+    heard(monkeypatch, *lines, "/schema nowhere.json", "Still?")
+    assert main([*words, "--json", "--choice", "a cow, a red cup", "--max-tokens", "8"]) == 2
+    chosen, matched, judged, free, *wrong, still = objects(capsys)
+    assert chosen["text"] in ("a cow", "a red cup") and len(matched["text"]) == 2 and set(matched["text"]) <= set("abc")
+    assert type(json.loads(judged["text"])) is bool and free["tokens"]["generated"] == still["tokens"]["generated"] == 8
+    assert [one["error"]["item"] for one in wrong] == ["regex", "/choice", "nowhere.json"]
+
+
+def test_a_line_in_another_encoding_is_one_error(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = b"What?\n" + "Wo ist die Tür?\n".encode("latin-1") + "Wo ist die Tür?\n".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
+    assert main([*words, "--json"]) == 2
+    first, wrong, last = objects(capsys)
+    assert first["text"] and last["text"] and wrong["error"]["type"] == "InputError" and "UTF-8" in wrong["error"]["message"]
+
+
 def test_ctrl_c_stops_an_answer_and_at_the_prompt_the_command(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Typed("Say on.\nWhat?\n/undo\n/undo\n^C\n"))
-    out = Impatient()
-    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stdin", Typed("Say on.\nWhat?\n/help\n/undo\n/undo\n^C\n"))
+    monkeypatch.setattr(sys, "stdout", Impatient())
     assert main(words) == 130
     told = capsys.readouterr().err
-    assert "stopped; the question is forgotten" in told and "forgotten: What?" in told and told.endswith("interrupted\n")
-    assert "nothing was asked yet" in told and out.getvalue().count(">") == 5
+    assert "stopped; the conversation is as it was" in told and "forgotten: What?" in told and told.endswith("interrupted\n")
+    assert "nothing was asked yet" in told and "/edit N QUESTION" in told
 
 
 def test_what_is_wrong_with_the_command_is_told_before_the_model_is_loaded(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    heard(monkeypatch)
     for wrong, item in (
         (["nowhere.png"], "nowhere.png"),
         (["--top-p", "2"], "top_p"),
         (["--repetition-penalty", "0"], "repetition_penalty"),
+        (["--regex", "("], "regex"),
+        (["--schema", "nowhere.json"], "nowhere.json"),
     ):
         assert main(["chat", *wrong, "--model", "there/is-none"]) == 2
         assert item in capsys.readouterr().err
