@@ -9,12 +9,15 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
+from typing import TypeVar
 
-__all__ = ["Cell", "busy", "line_width", "table"]
+__all__ = ["Cell", "busy", "counted", "line_width", "table"]
 
 Cell = str | int | float | bool | None
+T = TypeVar("T")
 GAP = "  "
 NARROWEST = 12  # characters that a wrapped column keeps
+BAR = 24  # characters of a bar
 READABLE = 120  # characters of a line where there is no terminal that says how many it has
 
 
@@ -27,6 +30,14 @@ def busy(text: str) -> Iterator[None]:
         yield
     finally:
         print(end=f"\r{' ' * len(line)}\r" if line else "", file=sys.stderr, flush=True)
+
+
+def counted(text: str, items: Sequence[T]) -> Iterator[T]:
+    """Go through them, and say so with a bar that grows, where stderr is a terminal."""
+    for number, item in enumerate(items):
+        done = BAR * number // len(items)
+        with busy(f"{text} [{'#' * done}{'.' * (BAR - done)}] {number}/{len(items)}"):
+            yield item
 
 
 def line_width() -> int:

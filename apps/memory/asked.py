@@ -71,8 +71,8 @@ def texts(decoder: Decoder, tokenizer: Tokenizer, book: str, lengths: tuple[int,
 def needles(decoder: Decoder, tokenizer: Tokenizer, book: str, length: int, count: int, keys: int) -> list[Asked]:
     """`count` prompts of `length` tokens, a stretch of a book with `keys` numbers hidden in it, one of which is asked for.
 
-    Numbers have digits that are a token each; the question stands at the end of the prompt, as it does in a pipeline. Raises InputError
-    where they do not fit.
+    Numbers have digits that are a token each. The question stands at the end of the prompt and the beginning of the answer behind it, as
+    in RULER (arXiv 2404.06654); its last token is the cue. Raises InputError where they do not fit.
     """
     found = []
     for number in range(count):
@@ -81,7 +81,8 @@ def needles(decoder: Decoder, tokenizer: Tokenizer, book: str, length: int, coun
         codes = {city: "".join(map(str, rng.integers(10, size=_DIGITS))) for city in cities}
         hidden = [tokenizer.encode(f"\nThe secret number of {city} is {code}.\n") for city, code in codes.items()]
         city = cities[int(rng.integers(keys))]
-        question = tokenizer.encode(f"\nQuestion: What is the secret number of {city}?\n")
+        said = tokenizer.encode(f"\nQuestion: What is the secret number of {city}?\nAnswer: The secret number of {city} is {codes[city]}")
+        question, cue, answer = said[: -_DIGITS - 1], said[-_DIGITS - 1 : -_DIGITS], said[-_DIGITS:]
         start, room = int(rng.integers(len(book) // 2)), length - len(question) - sum(map(len, hidden))
         if room < 1:
             raise InputError(f"{keys} numbers and a question do not fit into {length} tokens", item="hidden")
@@ -90,8 +91,7 @@ def needles(decoder: Decoder, tokenizer: Tokenizer, book: str, length: int, coun
         places = [int(room * (0.05 + 0.9 * place / keys)) for place in range(keys)]
         stretches = [hay[before:after] for before, after in zip([0, *places], [*places, room], strict=True)]
         ids = [i for stretch, needle in zip(stretches, [*hidden, question], strict=True) for i in (*stretch, *needle)]
-        said = tokenizer.encode(f"Answer: The secret number of {city} is {codes[city]}")
-        found.append(_of_ids(decoder, ids, said[:-_DIGITS], said[-_DIGITS:], "words"))
+        found.append(_of_ids(decoder, ids, cue, answer, "words"))
     return found
 
 

@@ -61,6 +61,10 @@ class Silent:
         """See `Ask`."""
         return self.ask.unturned(query)
 
+    def row(self, place: int) -> "Silent":
+        """See `Ask`."""
+        return Silent(self.ask.row(place))
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from mmsdk.apps.console import counted
 from mmsdk.apps.train_mini.clips import clip
 from mmsdk.apps.train_mini.questions_clip import about_clip
 from mmsdk.apps.train_mini.scenes import Artist
@@ -175,7 +176,7 @@ class Pace:
 def paced(pipe: Pipeline, kv: str, happening: Happening, frames: int, times: int) -> list[Pace]:
     """Push so many frames, and look at the stream `times` times on the way."""
     stream, found, done, tokens = pipe.stream_session(kv), list[Pace](), 0, 0
-    for number in range(1, times + 1):
+    for number in counted("a stream that goes on", range(1, times + 1)):
         goal, started = frames * number // times, time.perf_counter()
         for place, pixels in enumerate(happening.frames(goal - done)):
             stream.push(pixels, float(done + place))

@@ -30,7 +30,10 @@ def mass(entries: Entries) -> Float[Tensor, "b g t"]:
     return received_by_head(entries, entries.notes["queries"].transpose(1, 2), entries.notes["asked"])
 
 
-def received_by_head(entries: Entries, query: Float[Tensor, "b h w d"], positions: Int[Tensor, "b w"]) -> Float[Tensor, "b g t"]:
-    """The same of any queries, at positions that are -1 for padding."""
+def received_by_head(
+    entries: Entries, query: Float[Tensor, "b h w d"], positions: Int[Tensor, "b w"], newest: bool = False
+) -> Float[Tensor, "b g t"]:
+    """The same of any queries, at positions that are -1 for padding; `newest` as in `mmsdk.kv.received`."""
     g = entries.keys.shape[1]
-    return received(by_heads(query, g), positions.repeat_interleave(g, dim=0), entries.heads()).reshape(len(query), g, -1)
+    asking = by_heads(query, g), positions.repeat_interleave(g, dim=0)
+    return received(*asking, entries.heads(), newest).reshape(len(query), g, -1)

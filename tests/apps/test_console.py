@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from mmsdk.apps.console import NARROWEST, READABLE, Cell, busy, line_width, table
+from mmsdk.apps.console import NARROWEST, READABLE, Cell, busy, counted, line_width, table
 
 ROWS: list[dict[str, Cell]] = [
     {"name": "first", "n": 3, "share": 0.12345, "about": "a sentence that goes on for longer than a terminal is wide"},
@@ -56,6 +56,10 @@ def test_a_person_at_a_terminal_is_told_what_takes_a_while(monkeypatch: pytest.M
         with busy("loading"):
             assert os.read(reader, 100) == b"loading ..."
         assert os.read(reader, 100) == b"\r" + b" " * len("loading ...") + b"\r"
+        for item in counted("reading", "ab"):
+            assert os.read(reader, 100).endswith(
+                b"reading [........................] 0/2 ..." if item == "a" else b"[############............] 1/2 ..."
+            )
         patch.setattr(sys, "stderr", None)
         with busy("loading"):
             pass

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmsdk.apps.console import Cell
 from mmsdk.apps.memory.asked import Asked, needles, texts
 from mmsdk.apps.memory.carried import carried
 from mmsdk.apps.memory.measure import filled, measured, prompted
 from mmsdk.apps.memory.plot import drawn
+from mmsdk.apps.memory.saved import resumed
 from mmsdk.apps.memory.streams import Remembering, happenings
 from mmsdk.apps.train_mini.scenes import Artist
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
@@ -112,9 +114,9 @@ def test_needles_lie_in_a_book_and_are_asked_for_by_name(small: Mini, tokenizer:
             # each row of the prompt is the embedding of one id
             distance = torch.cdist(asked.prompt[0], small.decoder.embedding.weight)
             prompt = tokenizer.decode(distance.argmin(1).tolist())
-            city = prompt.rsplit("number of ", 1)[1].split("?")[0]
-            assert prompt.count("The secret number of") == keys and prompt.count(f"The secret number of {city} is {code}.") == 1
-            assert tokenizer.decode(asked.cue).startswith("Answer: The secret number of " + city)
+            city = prompt.rsplit("What is the secret number of ", 1)[1].split("?")[0]
+            assert prompt.count("\nThe secret number of") == keys and prompt.count(f"The secret number of {city} is {code}.") == 1
+            assert f"{prompt}{tokenizer.decode(asked.cue)}".endswith(f"?\nAnswer: The secret number of {city} is ") and len(asked.cue) == 1
 
 
 def test_texts_go_on_where_the_prompt_ends(small: Mini, tokenizer: TextTokenizer, book: Path) -> None:
@@ -136,6 +138,26 @@ def test_what_happens_is_drawn_again_as_it_was(emoji: Path, photos: Path, small:
     encoder, clip = Remembering(small.encoder), Video(first[0].early, torch.arange(8.0))
     (before,), (after,) = encoder([clip]), encoder([Video(first[0].early.clone(), torch.arange(8.0))])
     assert after is before and len(encoder.known) == 1 and torch.equal(before.features, small.encoder([clip])[0].features)
+
+
+def test_a_run_that_is_broken_off_goes_on_with_the_suite_that_it_stood_at(tmp_path: Path) -> None:
+    path, asked = tmp_path / "rows.jsonl", list[str]()
+
+    def measure(suite: str) -> list[dict[str, Cell]]:
+        asked.append(suite)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return [{"suite": suite, "quality": 0.1 + len(asked)}]
+
+    with pytest.raises(KeyboardInterrupt):
+        resumed(path, "a", ["text", "clip"], measure)
+    assert resumed(path, "a", ["text", "clip"], measure) == [{"suite": "text", "quality": 1.1}, {"suite": "clip", "quality": 3.1}]
+    assert asked == ["text", "clip", "clip"] and resumed(path, "a", ["clip"], measure) == [{"suite": "clip", "quality": 3.1}]
+    with pytest.raises(InputError, match="other settings: a"):
+        resumed(path, "b", ["text"], measure)
+    path.write_text("[1]\n", encoding="utf-8")
+    with pytest.raises(InputError, match="something else"):
+        resumed(path, "a", ["text"], measure)
 
 
 def test_the_picture_has_a_panel_for_every_suite_and_a_line_for_every_policy() -> None:

@@ -29,7 +29,7 @@ class H2O:
     def observe(self, entries: Entries, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Add what the new tokens look at."""
         asking = (ask.positions >= 0).sum(1)
-        received = received_by_head(entries, query, ask.positions) * asking[:, None, None]
+        received = received_by_head(entries, query, ask.positions, newest=True) * asking[:, None, None]
         entries.columns["mass"] = entries.columns.get("mass", torch.zeros_like(received)) + received
 
     def scores(self, entries: Entries, keep: Int[Tensor, " b"]) -> Float[Tensor, "b g t"]:
