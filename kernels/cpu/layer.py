@@ -22,8 +22,8 @@ from mmsdk.kernels.cpu.matrix import Matrix, MatrixFields
 
 __all__ = ["FEW", "Layer", "Place", "attend", "attends", "finish", "project", "run"]
 
-# Up to so many rows a step is reading weights; with more it is multiplying, which torch does with AMX.
-FEW = 8
+# Up to so many rows a step is reading weights: they are one side of a tile of AMX.
+FEW = 16
 # Of a head's channels a step of attention takes 32, and no head has more than this.
 _STEP, _WIDEST = 32, 256
 

@@ -25,11 +25,12 @@ _WIDE, _INT8, _INT4 = range(3)
 
 
 class MatrixFields(ctypes.Structure):
-    """`Matrix` of decode.cpp."""
+    """`Matrix` of numbers.h. Without `tiles` products go by vectors alone, as they do where the process may not use AMX."""
 
     _fields_ = [
         *((name, ctypes.c_long) for name in ("kind", "rows", "columns", "group")),
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
+        ("tiles", ctypes.c_long),
     ]
 
 
@@ -75,8 +76,8 @@ def _matrix(kind: int, rows: int, columns: int, group: int, weights: Tensor, sca
     assert bias is None or bias.dtype == torch.bfloat16, "a bfloat16 bias"
     assert weights.device.type == scales.device.type == "cpu", "on the processor"
     parts = [part for part in (weights, scales, bias) if part is not None]
-    pointers = [part.data_ptr() for part in parts]
-    return Matrix(MatrixFields(kind, rows, columns, group, *pointers), tuple(parts))
+    pointers = [part.data_ptr() for part in parts] + [None] * (3 - len(parts))
+    return Matrix(MatrixFields(kind, rows, columns, group, *pointers, True), tuple(parts))
 
 
 def laid_out(

@@ -56,8 +56,8 @@ class NativeLayout(nn.Module):
 
     @property
     def few(self) -> int:
-        """See `Layout`. Writing out costs what some ten rows do, and then the product is torch's."""
-        return 12
+        """See `Layout`. Up to sixteen rows cost what one does, where there is AMX."""
+        return 17
 
     def matrix(self, bias: Tensor | None = None) -> native.Matrix:
         """What the C++ takes."""

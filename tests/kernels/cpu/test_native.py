@@ -34,29 +34,86 @@ def eight(weight: Tensor, bias: Tensor | None = None) -> tuple[matrix.Matrix, Te
     return matrix.int8(codes, rounded.scales, bias), rounded.dequantised()
 
 
+WAYS = [pytest.param(True, id="tiles"), pytest.param(False, id="vectors")]
+
+
+def made(kind: str, weight: Tensor, tiles: bool, bias: Tensor | None = None) -> tuple[matrix.Matrix, Tensor]:
+    """A matrix of a kind, and the numbers that it stands for; without tiles, as where the process may not use them."""
+    wide = weight.bfloat16()
+    kinds = {
+        "wide": lambda: (matrix.wide(wide, bias), wide.float()),
+        "int8": lambda: eight(weight, bias),
+        "int4": lambda: four(weight, 32, bias),
+        "int4 by 128": lambda: four(weight, 128, bias),
+    }
+    found, numbers_of = kinds[kind]()
+    found.fields.tiles = tiles
+    return found, numbers_of
+
+
+def times(one: matrix.Matrix, x: Tensor) -> Tensor:
+    return matrix.product(one, F.pad(x, (0, one.fields.columns - x.shape[1])))
+
+
+KINDS = ["wide", "int8", "int4", "int4 by 128"]
+
+
+@pytest.mark.parametrize("tiles", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 9])
-def test_products_are_those_of_the_numbers(n: int, k: int, m: int) -> None:
-    weight, x, bias = numbers(n, k), numbers(m, k, seed=1).bfloat16(), numbers(n, seed=2).bfloat16()
-    expected = x.double() @ weight.bfloat16().double().T + bias.double()
-    close(matrix.product(matrix.wide(weight.bfloat16(), bias), x), expected)
-    for group in (32, 64):
-        packed, dequantised = four(weight, group, bias)
-        close(matrix.product(packed, x), x.double() @ dequantised.double().T + bias.double())
-    packed, dequantised = eight(weight, bias)
-    close(matrix.product(packed, F.pad(x, (0, -k % 16))), x.double() @ dequantised.double().T + bias.double())
+def test_products_are_those_of_the_numbers(n: int, k: int, kind: str, tiles: bool) -> None:
+    weight, bias = numbers(n, k), numbers(n, seed=2).bfloat16()
+    one, stands_for = made(kind, weight, tiles, bias)
+    for m in (*range(1, 18), 33):
+        x = numbers(m, k, seed=m).bfloat16()
+        close(times(one, x), x.double() @ stands_for.double().T + bias.double())
 
 
 def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-6 * expected.abs().max().item() + 1e-7)
 
 
-@pytest.mark.parametrize("kind", ["wide", "int4", "int8"])
-def test_a_row_alone_gives_the_bits_that_it_gives_among_others(kind: str) -> None:
-    weight, x = numbers(80, 96), numbers(9, 96, seed=1).bfloat16()
-    made = {"wide": matrix.wide(weight.bfloat16()), "int4": four(weight)[0], "int8": eight(weight)[0]}[kind]
-    alone = torch.cat([matrix.product(made, row[None]) for row in x])
-    assert torch.equal(matrix.product(made, x), alone)
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_row_gives_the_bits_that_it_gives_among_others(kind: str) -> None:
+    weight, x = numbers(80, 96), numbers(16, 96, seed=1).bfloat16()
+    one, _ = made(kind, weight, False)
+    assert torch.equal(times(one, x), torch.cat([times(one, row[None]) for row in x]))
+    # of few rows vectors are faster: a row of many goes another way, in an order of its own
+    one, _ = made(kind, weight, True)
+    for m in range(6, 16):
+        assert torch.equal(times(one, x[-m:]), times(one, x)[-m:])
+
+
+@pytest.mark.parametrize("tiles", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_stays_with_its_row(kind: str, tiles: bool) -> None:
+    one, stands_for = made(kind, numbers(37, 70), tiles)
+    x = numbers(9, 70, seed=1).bfloat16()
+    x[2, 69], x[5, 0] = float("nan"), float("inf")
+    found, others = times(one, x), [0, 1, 3, 4, 6, 7, 8]
+    assert found[2].isnan().all() and not found[5].isfinite().any()
+    close(found[others], x[others].double() @ stands_for.double().T)
+
+
+def test_weights_beside_the_last_column_do_not_count() -> None:
+    """A tile is wider than what is left of a row, and the next row may hold anything."""
+    weight, x = numbers(40, 70).bfloat16(), numbers(8, 70, seed=1).bfloat16()
+    weight[33] = float("nan")
+    found = times(matrix.wide(weight), x)
+    assert found[:, 33].isnan().all() and found[:, [*range(33), *range(34, 40)]].isfinite().all()
+
+
+def test_tiles_are_given_back_as_they_were_found() -> None:
+    """torch's own products set them up once, and again only for another shape."""
+    weight, x = numbers(96, 128).bfloat16(), numbers(16, 128, seed=1).bfloat16()
+    one, packed = matrix.wide(weight), four(numbers(96, 128))
+    expected, other = x.float() @ weight.float().T, x.float() @ packed[1].T
+    for m in (16, 11, 6, 13):
+        for _ in range(2):
+            torch.testing.assert_close(torch.mm(x[:m], weight.T).float(), expected[:m], rtol=2**-7, atol=2**-7)
+            close(times(one, x[:m]), expected[:m].double())
+            torch.testing.assert_close(torch.mm(x[:m], weight.T).float(), expected[:m], rtol=2**-7, atol=2**-7)
+            close(times(packed[0], x[:m]), other[:m].double())
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
@@ -123,6 +180,18 @@ def test_attention_reads_the_cache_where_it_lies(t: int, d: int) -> None:
     assert layer.attends(keys, values)
     expected = F.scaled_dot_product_attention(query[:, :, None].double(), keys.double(), values.double(), enable_gqa=True)[:, :, 0]
     torch.testing.assert_close(layer.attend(made, query, keys, values).double(), expected, rtol=2**-7, atol=2**-9)
+
+
+@pytest.mark.parametrize("t", [1, 40, 300])
+def test_attention_to_what_is_no_number_is_none(t: int) -> None:
+    sizes, dummy = matrix.wide(torch.zeros(96, 32).bfloat16()), torch.zeros(32).bfloat16()
+    made_of = layer.Layer.of((sizes, sizes, sizes, sizes), (dummy, dummy), (), (1, 1, 32), 1e-5, 1.0, False)
+    for part in range(3):
+        parts = [numbers(2, 1, 1, 32).bfloat16(), numbers(2, 1, t, 32, seed=1).bfloat16(), numbers(2, 1, t, 32, seed=2).bfloat16()]
+        parts[part][1, 0, -1, 7] = float("nan")
+        found = layer.attend(made_of, parts[0][:, :, 0], *parts[1:])
+        assert found[0].isfinite().all() and found[1, 0, 7].isnan()
+        assert part == 2 or found[1].isnan().all()
 
 
 @torch.no_grad()
