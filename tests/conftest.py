@@ -32,8 +32,9 @@ from mmsdk.weights.gguf_file import read_file
 from mmsdk.weights.gguf_tokenizer import tokenizer_of
 
 T = TypeVar("T")
-# One thread where several processes share the cores (pytest-xdist).
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))
+# One thread where several processes share the cores (pytest-xdist), and as many as someone says who shares them otherwise.
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")

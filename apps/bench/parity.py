@@ -1,4 +1,4 @@
-"""Parity: our language model against transformers, on the real weights and, for other attentions, on tiny ones, in float32.
+"""Parity with transformers in float32: our language model on its real weights, every family on tiny ones of its own class.
 
 The logits and the greedy tokens of both. `kv_bytes` is what a token takes of the cache, `kv_bytes_heads` what it would take if every query
 head had a key and a value of its own.
@@ -9,19 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mmsdk.apps.checkpoints.qwen_vl import KINDS as QWEN_KINDS
-from mmsdk.apps.checkpoints.qwen_vl import QwenReplica
-from mmsdk.apps.checkpoints.seeing import Replica, compared, prompts
-from mmsdk.apps.checkpoints.sight import KINDS as SIGHT_KINDS
-from mmsdk.apps.checkpoints.sight import MOVING, SightReplica
-from mmsdk.apps.checkpoints.text import KINDS, VOCABULARY, Kind, TextReplica
-from mmsdk.apps.console import Cell
+from mmsdk.apps.checkpoints.seeing import MOVED, WRITERS, compared, prompts
+from mmsdk.apps.checkpoints.text import VOCABULARY, Kind, TextReplica
+from mmsdk.apps.console import Cell, counted
 from mmsdk.apps.paths import PATHS, ids_of, text_model
 from mmsdk.attention.mla import Latent
 from mmsdk.decoder.config import DecoderConfig
@@ -36,8 +33,8 @@ from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.types import KVCache
 from mmsdk.models.text import read_decoder
 from mmsdk.models.text.deepseek_v4 import read_decoder as read_v4
+from mmsdk.models.types import VLM
 from mmsdk.weights.bundle import pull
-from mmsdk.weights.gguf import read_gguf
 
 __all__ = ["Parity"]
 
@@ -55,6 +52,7 @@ PROMPTS = (
 )
 
 
+_REAL = "SmolLM2-135M-Instruct float32"
 # Tokens of a tiny model's prompt, and of its answer.
 _READ, _SAID = 40, 32
 
@@ -69,37 +67,35 @@ class Parity:
     def __call__(self) -> list[dict[str, Cell]]:
         """Rows {model, max_abs_logit_diff, greedy_match, tokens, kv_bytes, kv_bytes_heads}, of tiny models by their `model_type`.
 
-        greedy_match is the share of prompts with identical tokens.
+        greedy_match is the share of prompts with identical tokens. The real model is asked again by every way that must not change an
+        answer; what is compared there is what it says, not its logits.
         """
-        alone = [self._real(), *self._ways(), *(self._tiny(kind) for kind in KINDS), self._tiny("deepseek_v4")]
-        qwen = [self._seeing(kind, partial(QwenReplica.write, kind), clips=True) for kind in QWEN_KINDS]
-        others = [self._seeing(kind, partial(SightReplica.write, kind), clips=kind in MOVING) for kind in SIGHT_KINDS]
-        return [*alone, *qwen, *others]
-
-    def _real(self) -> dict[str, Cell]:
-        path = pull("mini")["language"]
-        prompts, ours, words = _ours(path, PROMPTS[: self.prompts], self.tokens)
-        theirs, logits = _theirs(path, prompts, self.tokens)
-        same = [mine == other for mine, other in zip(words, theirs, strict=True)]
-        # both read the same text, so that one early difference would not make all that follows incomparable
-        apart = [
-            (_logits(ours, torch.tensor([prompt + other])) - reference).abs().max().item()
-            for prompt, other, reference in zip(prompts, theirs, logits, strict=True)
+        path, texts = pull("mini")["language"], PROMPTS[: self.prompts]
+        vlm = text_model(path, torch.float32)
+        said, logits = _theirs(path, [ids_of(vlm, text) for text in texts], self.tokens)
+        works: list[Callable[[], dict[str, Cell]]] = [
+            partial(self._real, vlm, said, logits),
+            *(partial(self._way, vlm, name, said) for name in PATHS),
+            *(partial(self._tiny, kind) for kind in get_args(Kind)),
+            *(partial(self._seeing, kind) for kind in WRITERS),
         ]
-        return _row("SmolLM2-135M-Instruct float32", ours, apart, same, len(same) * self.tokens)
+        return [work() for work in counted("comparing", works)]
 
-    def _ways(self) -> list[dict[str, Cell]]:
-        """The real model again by every way that must not change an answer; what is compared is what it says, not its logits."""
-        path = pull("mini")["language"]
-        vlm, texts = text_model(path, torch.float32), PROMPTS[: self.prompts]
-        theirs, _ = _theirs(path, [ids_of(vlm, text) for text in texts], self.tokens)
+    def _real(self, vlm: VLM, said: Sequence[list[int]], logits: Sequence[Float[Tensor, "s v"]]) -> dict[str, Cell]:
+        """Both read the same text, so that one early difference would not make all that follows incomparable."""
+        apart, same = [], []
+        for text, theirs, reference in zip(PROMPTS, said, logits, strict=False):
+            ours = _logits(vlm.decoder, torch.tensor([ids_of(vlm, text) + theirs]))
+            apart.append((ours - reference).abs().max().item())
+            # whose likeliest token is theirs at every step says what they say
+            same.append(ours[-len(theirs) - 1 : -1].argmax(dim=-1).tolist() == theirs)
+        return _row(_REAL, vlm.decoder, apart, same, len(same) * self.tokens)
+
+    def _way(self, vlm: VLM, name: str, said: Sequence[list[int]]) -> dict[str, Cell]:
         # an answer begins and ends without white space
-        wanted = [vlm.tokenizer.decode(ids).strip() for ids in theirs]
-        rows = list[dict[str, Cell]]()
-        for name, says in PATHS.items():
-            same = [mine.strip() == other for mine, other in zip(says(vlm, texts, self.tokens), wanted, strict=True)]
-            rows.append(_row(f"SmolLM2-135M-Instruct float32, {name}", vlm.decoder, [], same, len(same) * self.tokens))
-        return rows
+        wanted, texts = [vlm.tokenizer.decode(ids).strip() for ids in said], PROMPTS[: self.prompts]
+        same = [mine.strip() == other for mine, other in zip(PATHS[name](vlm, texts, self.tokens), wanted, strict=True)]
+        return _row(f"{_REAL}, {name}", vlm.decoder, [], same, len(same) * self.tokens)
 
     def _tiny(self, kind: Kind) -> dict[str, Cell]:
         tokens, generator = min(self.tokens, _SAID), torch.Generator().manual_seed(0)
@@ -116,12 +112,12 @@ class Parity:
                 same.append(_say(decoder, prompt, tokens, str) == theirs)
         return _row(kind, decoder, apart, same, len(same) * tokens)
 
-    def _seeing(self, kind: str, write: Callable[[Path], Replica], clips: bool) -> dict[str, Cell]:
+    def _seeing(self, kind: str) -> dict[str, Cell]:
         tokens = min(self.tokens, _SAID)
         with TemporaryDirectory() as folder:
-            replica = write(Path(folder))
+            replica = WRITERS[kind](Path(folder))
             vlm = open_model(folder, torch.float32, torch.device("cpu"))
-            found = [compared(replica, vlm, prompt, tokens) for prompt in prompts(self.prompts, clips)]
+            found = [compared(replica, vlm, prompt, tokens) for prompt in prompts(self.prompts, clips=kind in MOVED)]
         apart, same = [one.apart for one in found], [one.same for one in found]
         return _row(kind, vlm.decoder, apart, same, len(same) * tokens)
 
@@ -151,15 +147,6 @@ def _in_levels(config: DeepseekV4Config) -> tuple[float, int]:
     return sum(torch.float32.itemsize * one.width / one.rate for one in series), 8 * config.layers * config.heads * config.head_dim
 
 
-def _ours(path: Path, texts: Sequence[str], tokens: int) -> tuple[list[list[int]], Decoder, list[list[int]]]:
-    """The prompts as ids, the decoder, and what it says greedily."""
-    config, state, tokenizer = read_gguf(path, torch.float32)
-    decoder = Decoder.of(config, state)
-    prompts = [tokenizer.encode(text) for text in texts]
-    said = [_say(decoder, torch.tensor([prompt]), tokens, tokenizer.decode) for prompt in prompts]
-    return prompts, decoder, said
-
-
 def _say(
     decoder: Decoder | DeepseekV4Decoder, prompt: Int[Tensor, "1 s"], tokens: int, decode: Callable[[Sequence[int]], str]
 ) -> list[int]:
@@ -177,7 +164,7 @@ def _theirs(path: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[list
     model.generation_config.eos_token_id = None
     said, logits = [], []
     with torch.no_grad():
-        for prompt in prompts:
+        for prompt in counted("asking transformers", prompts):
             ids = torch.tensor([prompt])
             mask = torch.ones_like(ids)
             whole = model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False)

@@ -1,4 +1,4 @@
-"""Text models with attentions of their own, at tiny size: a folder that `save_pretrained` wrote, and what transformers makes of ids."""
+"""Text models at tiny size: a folder that `save_pretrained` wrote, and what transformers makes of ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,11 @@ from transformers.utils import logging
 
 __all__ = ["KINDS", "VOCABULARY", "Kind", "TextReplica"]
 
-Kind = Literal["deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+Kind = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"
+]  # fmt: skip
 # What `mmsdk.models.text.read_decoder` reads; V4 has a decoder of its own.
-KINDS: tuple[Kind, ...] = get_args(Kind)[:3]
+KINDS: tuple[Kind, ...] = get_args(Kind)[:-1]
 VOCABULARY = 256
 
 _YARN = {
@@ -24,20 +26,36 @@ _YARN = {
     "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
 }  # fmt: skip
 _SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "intermediate_size": 96, "max_position_embeddings": 256, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
+    "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+_HEADS = {"head_dim": 16}
+_LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8, "v_head_dim": 12, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
-    "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "bos_token_id": None, "eos_token_id": None,
-    "rope_parameters": _YARN,
+    "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "rope_parameters": _YARN,
 }  # fmt: skip
 _OWN: Mapping[Kind, Mapping[str, object]] = MappingProxyType(
     {
-        "deepseek_v2": {"topk_method": "group_limited_greedy"},
-        "deepseek_v3": {},
+        "llama": _HEADS,
+        "mistral": {**_HEADS, "sliding_window": None},
+        "qwen2": {},
+        "qwen3": _HEADS,
+        "gemma": _HEADS,
+        # windows shorter than a prompt
+        "gemma3_text": {
+            **_HEADS,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
+        "deepseek_v3": _LATENT,
         # fewer entries than a prompt has tokens, so that there is a choice
-        "deepseek_v32": {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 16},
+        "deepseek_v32": {**_LATENT, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 16},
         # likewise, and shorter windows, so that a prompt completes some of each kind
         "deepseek_v4": {
+            **_LATENT,
             "num_key_value_heads": 1,
             "head_dim": 16,
             "o_groups": 2,

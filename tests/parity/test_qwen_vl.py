@@ -7,38 +7,14 @@ between them, clips, batches, and all caches.
 import pytest
 import torch
 
-from mmsdk.apps.checkpoints.qwen_vl import KINDS, Kind, QwenReplica
-from mmsdk.compress import Compression
-from mmsdk.decoder.prefill import Laid, prefilled
-from mmsdk.families import open_model
-from mmsdk.generate.config import GenerationConfig
-from mmsdk.generate.loop import collect, generate
+from mmsdk.apps.checkpoints.qwen_vl import KINDS, QwenReplica
+from mmsdk.apps.checkpoints.seeing import clip, picture, rows_of, says, scores
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt, Text, Turn
-from mmsdk.seeing import connect, encode, enter, parted
-from mmsdk.stages import Row, assemble
-from mmsdk.vision.types import Image, Video
 
 TOKENS = 32
 Pair = tuple[QwenReplica, VLM]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A model of transformers and ours of the same folder."""
-    kind: Kind = request.param
-    replica = QwenReplica.write(kind, tmp_path_factory.mktemp(kind))
-    return replica, open_model(str(replica.folder), torch.float32, torch.device("cpu"))
-
-
-def picture(height: int, width: int, seed: int = 0) -> Image:
-    return Image(torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8))
-
-
-def clip(frames: int, height: int, width: int, fps: float = 2.0, seed: int = 0) -> Video:
-    pixels = torch.randint(0, 256, (frames, 3, height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return Video(pixels, torch.arange(frames) / fps)
-
+pytestmark = pytest.mark.parametrize("pair", KINDS, indirect=True, scope="module")
 
 PROMPTS: dict[str, Prompt] = {
     "words": Prompt((Text("What is two and two?"),)),
@@ -62,36 +38,11 @@ PROMPTS: dict[str, Prompt] = {
 }
 
 
-def rows_of(vlm: VLM, prompts: list[Prompt]) -> list[Row]:
-    """Prompts in front of the decoder, all of what was seen in them."""
-    numbered = dict(enumerate(prompts))
-    with torch.no_grad():
-        seen, _ = parted(encode(vlm, numbered))
-        entered, _ = parted(enter(Compression(), connect(vlm, seen), {}))
-        rows, wrong = parted(assemble(vlm, numbered, entered, TOKENS))
-    assert not wrong
-    return list(rows.values())
-
-
-def laid(row: Row) -> Laid:
-    return Laid(row.embeddings, row.positions, row.spans, row.deep, row.turns, row.following)
-
-
-def says(vlm: VLM, rows: list[Row]) -> list[list[int]]:
-    """Greedy tokens of a batch."""
-    with torch.no_grad():
-        run, cache = prefilled(vlm.decoder, [laid(row) for row in rows], (), TOKENS)
-        configs = [GenerationConfig(max_tokens=TOKENS)] * len(rows)
-        steps = generate(vlm.decoder, run.hidden[:, -1], cache, configs, vlm.tokenizer.decode, frozenset())
-        return [list(row.ids) for row in collect(steps, len(rows))]
-
-
 @pytest.mark.parametrize("name", PROMPTS)
 def test_scores_and_places_are_those_of_transformers(pair: Pair, name: str) -> None:
     replica, vlm = pair
-    (row,) = rows_of(vlm, [PROMPTS[name]])
-    run, _ = prefilled(vlm.decoder, [laid(row)], (), 0)
-    assert torch.allclose(vlm.decoder.logits(run.hidden[0]), replica.logits(PROMPTS[name]), rtol=0, atol=1e-4)
+    (row,) = rows_of(vlm, [PROMPTS[name]], 0)
+    assert torch.allclose(scores(vlm, row), replica.logits(PROMPTS[name]), rtol=0, atol=1e-4)
     axes, following = replica.places(PROMPTS[name]) if name != "words" else (row.turns[0], len(row.embeddings))
     assert torch.equal(row.turns[0], axes) and int(row.following[0]) == int(axes[0, -1]) + 1
     # the delta counts from the furthest place of all, which the time of a clip may be; `generate` goes on behind the last word
@@ -101,5 +52,5 @@ def test_scores_and_places_are_those_of_transformers(pair: Pair, name: str) -> N
 def test_pb_06_each_row_of_a_mixed_batch_says_what_transformers_says_alone(pair: Pair) -> None:
     replica, vlm = pair
     names = ["words", "several", "between words", "a clip and pictures", "a long clip", "a second turn"]
-    rows = rows_of(vlm, [PROMPTS[name] for name in names])
-    assert says(vlm, rows) == [replica.says(PROMPTS[name], TOKENS) for name in names]
+    rows = rows_of(vlm, [PROMPTS[name] for name in names], TOKENS)
+    assert says(vlm, rows, TOKENS) == [replica.says(PROMPTS[name], TOKENS) for name in names]

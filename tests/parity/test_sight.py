@@ -5,42 +5,17 @@ several sizes, words between them, clips, batches, and text that looks like a sp
 """
 
 import pytest
-import torch
 
-from mmsdk.apps.checkpoints.sight import KINDS, MOVING, Kind, SightReplica
-from mmsdk.compress import Compression
-from mmsdk.decoder.prefill import Laid, prefilled
-from mmsdk.families import open_model
-from mmsdk.generate.config import GenerationConfig
-from mmsdk.generate.loop import collect, generate
+from mmsdk.apps.checkpoints.seeing import clip, picture, rows_of, says, scores
+from mmsdk.apps.checkpoints.sight import KINDS, MOVING, SightReplica
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Ids, Prompt, Text, Turn
-from mmsdk.seeing import connect, encode, enter, parted
-from mmsdk.stages import Row, assemble
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.tiled import Tiled
-from mmsdk.vision.types import Image, Video
 
 TOKENS = 32
 Pair = tuple[SightReplica, VLM]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A model of transformers and ours of the same folder."""
-    kind: Kind = request.param
-    replica = SightReplica.write(kind, tmp_path_factory.mktemp(kind))
-    return replica, open_model(str(replica.folder), torch.float32, torch.device("cpu"))
-
-
-def picture(height: int, width: int, seed: int = 0) -> Image:
-    return Image(torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8))
-
-
-def clip(frames: int, height: int, width: int, fps: float = 2.0, seed: int = 0) -> Video:
-    pixels = torch.randint(0, 256, (frames, 3, height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return Video(pixels, torch.arange(frames) / fps)
-
+pytestmark = pytest.mark.parametrize("pair", KINDS, indirect=True, scope="module")
 
 STILL: dict[str, Prompt] = {
     "words": Prompt((Text("What is two and two?"),)),
@@ -68,35 +43,9 @@ TALK = Prompt.talk(
 )
 
 
-def rows_of(vlm: VLM, prompts: list[Prompt]) -> list[Row]:
-    """Prompts in front of the decoder, all of what was seen in them."""
-    numbered = dict(enumerate(prompts))
-    with torch.no_grad():
-        seen, _ = parted(encode(vlm, numbered))
-        entered, _ = parted(enter(Compression(), connect(vlm, seen), {}))
-        rows, wrong = parted(assemble(vlm, numbered, entered, TOKENS))
-    assert not wrong
-    return list(rows.values())
-
-
-def laid(row: Row) -> Laid:
-    return Laid(row.embeddings, row.positions, row.spans)
-
-
-def scores(vlm: VLM, prompt: Prompt) -> torch.Tensor:
-    (row,) = rows_of(vlm, [prompt])
-    with torch.no_grad():
-        return vlm.decoder.logits(prefilled(vlm.decoder, [laid(row)], (), 0)[0].hidden[0])
-
-
-def says(vlm: VLM, prompts: list[Prompt]) -> list[list[int]]:
+def said(vlm: VLM, prompts: list[Prompt]) -> list[list[int]]:
     """Greedy tokens of a batch."""
-    rows = rows_of(vlm, prompts)
-    with torch.no_grad():
-        run, cache = prefilled(vlm.decoder, [laid(row) for row in rows], (), TOKENS)
-        configs = [GenerationConfig(max_tokens=TOKENS)] * len(rows)
-        steps = generate(vlm.decoder, run.hidden[:, -1], cache, configs, vlm.tokenizer.decode, frozenset())
-        return [list(row.ids) for row in collect(steps, len(rows))]
+    return says(vlm, rows_of(vlm, prompts, TOKENS), TOKENS)
 
 
 def prompts_of(replica: SightReplica) -> dict[str, Prompt]:
@@ -107,7 +56,7 @@ def test_scores_at_every_token_are_those_of_transformers(pair: Pair) -> None:
     replica, vlm = pair
     apart = {}
     for name, prompt in prompts_of(replica).items():
-        ours, theirs = scores(vlm, prompt), replica.logits(prompt)
+        ours, theirs = scores(vlm, *rows_of(vlm, [prompt], 0)), replica.logits(prompt)
         assert ours.shape == theirs.shape, name
         apart[name] = float((ours - theirs).abs().max())
     assert max(apart.values()) <= 1e-4, apart
@@ -129,7 +78,7 @@ def test_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
     replica, vlm = pair
     names = ["several", "between words", *(["a clip and pictures"] if replica.kind in MOVING else [])]
     for name in names:
-        assert says(vlm, [prompts_of(replica)[name]]) == [replica.says(prompts_of(replica)[name], TOKENS)], name
+        assert said(vlm, [prompts_of(replica)[name]]) == [replica.says(prompts_of(replica)[name], TOKENS)], name
 
 
 def test_pb_06_a_mixed_batch_says_what_its_rows_say_alone(pair: Pair) -> None:
@@ -137,7 +86,7 @@ def test_pb_06_a_mixed_batch_says_what_its_rows_say_alone(pair: Pair) -> None:
     replica, vlm = pair
     prompts = [prompts_of(replica)[name] for name in ("words", "a picture", "several", "between words")]
     prompts += [MOVED["a clip"]] if replica.kind in MOVING else []
-    assert says(vlm, prompts) == [said for prompt in prompts for said in says(vlm, [prompt])]
+    assert said(vlm, prompts) == [one for prompt in prompts for one in said(vlm, [prompt])]
 
 
 def test_pb_03_special_tokens_that_a_user_writes_are_text(pair: Pair) -> None:
