@@ -89,6 +89,7 @@ class Masks:
         self._explicit = None if explicit is None else Bias.of(explicit, dtype)
         self._entries: Tensor | None = None
         self._mask: Mask = Everything()
+        self._rows: dict[int, Masks] = {}
 
     @property
     def positions(self) -> Int[Tensor, "b s"]:
@@ -99,6 +100,15 @@ class Masks:
     def window(self) -> int:
         """Of how many last positions anything is seen; 0 for all."""
         return self._window
+
+    def row(self, place: int) -> "Masks":
+        """The same of one row, whose view is its own. Raises InputError with an explicit mask, which is for one view of all."""
+        if self._explicit is not None:
+            raise InputError("an explicit mask says who sees what, and rows with views of their own do not fit it", item="mask")
+        if place not in self._rows:
+            here = slice(place, place + 1)
+            self._rows[place] = Masks(self._positions[here], self._dtype, None, tuple(last[here] for last in self._reach), self._window)
+        return self._rows[place]
 
     def repeated(self, times: int) -> "Masks":
         """The same where every row stands below itself so many times, as when the heads of a layer hold different tokens.

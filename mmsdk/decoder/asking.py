@@ -51,3 +51,7 @@ class Asking:
     def unturned(self, query: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
         """In float32."""
         return self.rotation.undone(query)
+
+    def row(self, place: int) -> "Asking":
+        """Those of one row, which looks at what is its own."""
+        return Asking(self.core, self.masks.row(place), self.rotation.row(place))

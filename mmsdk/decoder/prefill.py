@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmsdk.decoder.spans import Span
+from mmsdk.decoder.spans import Span, between
 from mmsdk.decoder.thinning import Cut, Thinned, thin
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.kv.dense import DenseCache
@@ -34,7 +34,7 @@ class Laid:
 
     def part(self, start: int, stop: int) -> "Laid":
         """Some of its tokens, of which none is dropped."""
-        here, spans = slice(start, stop), (Span(-1, (min(stop, len(self.embeddings)) - start,)),)
+        here, spans = slice(start, stop), between(self.spans, start, stop)
         deep, turns = tuple(added[here] for added in self.deep), tuple(axes[:, here] for axes in self.turns)
         return Laid(self.embeddings[here], self.positions[here], spans, deep, turns, self.following)
 

@@ -183,6 +183,11 @@ class Rotation:
         left, right = x.chunk(2, dim=-1)
         return torch.cat((left * self.cos - right * self.sin, right * self.cos + left * self.sin), dim=-1)
 
+    def row(self, place: int) -> "Rotation":
+        """That of one row."""
+        here = slice(place, place + 1)
+        return Rotation(self.cos[here], self.sin[here], tuple(one.row(place) for one in self.standing))
+
     def undone(self, x: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
         """What was rotated, as it was before, amplitude and all; in float32."""
         left, right = x.float().chunk(2, dim=-1)

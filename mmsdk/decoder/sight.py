@@ -7,14 +7,18 @@
 Letters: b rows of the batch, s tokens of the pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-__all__ = ["Local", "Sees", "reaching"]
+from mmsdk.decoder.spans import Span
+
+__all__ = ["Local", "Sees", "reaching", "together"]
 
 Sees = Literal["before", "pictures", "prompt"]
 
@@ -26,6 +30,20 @@ class Local:
     layers: tuple[int, ...] = ()
     window: int = 1
     theta: float = 10_000.0
+
+
+def together(sees: Sees, row: Sequence[Span]) -> tuple[range, ...]:
+    """The tokens of a prompt that see what comes after them, in runs that go through a decoder in one piece."""
+    ends = list(accumulate((span.counts[0] for span in row), initial=0))
+    if sees == "before":
+        return ()
+    if sees == "prompt":
+        return (range(ends[-1]),)
+    runs: dict[int, range] = {}
+    for span, start, stop in zip(row, ends[:-1], ends[1:], strict=True):
+        if span.media >= 0:
+            runs[span.media] = range(runs[span.media].start if span.media in runs else start, stop)
+    return tuple(runs.values())
 
 
 def reaching(sees: Sees, kinds: Int[Tensor, "b s"], positions: Int[Tensor, "b s"]) -> tuple[Int[Tensor, "b s"], ...]:

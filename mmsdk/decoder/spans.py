@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Arrangement", "Span", "arranged", "gathered", "places"]
+__all__ = ["Arrangement", "Span", "arranged", "between", "gathered", "places"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,13 @@ class Arrangement:
         """The same with what really stands where, after a cut."""
         columns = torch.arange(self.width, device=kinds.device).expand_as(kinds).masked_fill(kinds != 0, -1).sort(dim=1).values
         return replace(self, kinds=kinds, text=columns[:, self.width - self.text.shape[1] :])
+
+
+def between(row: Sequence[Span], start: int, stop: int) -> tuple[Span, ...]:
+    """The spans of some tokens of a row before any cut."""
+    ends = list(accumulate((span.counts[0] for span in row), initial=0))
+    parts = [(span.media, min(stop, end) - max(start, begin)) for span, begin, end in zip(row, ends[:-1], ends[1:], strict=True)]
+    return tuple(Span(media, (count,)) for media, count in parts if count > 0)
 
 
 def arranged(rows: Sequence[Sequence[Span]], stage: int, device: torch.device) -> Arrangement:

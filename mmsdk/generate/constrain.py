@@ -31,6 +31,8 @@ __all__ = ["ANY", "FREE", "Constraint", "Free", "Guide", "Guided", "Schema", "Wr
 
 Schema = Mapping[str, object] | str
 _WORD = 32
+# Characters of a grammar: what compiling costs grows with them, and the library bounds the rest; this many take less than a second.
+_LONGEST = 2**18
 _LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # An answer is given without the white space before it (Python's, of which Rust's \s is a part), so none may belong to it.
 _BEGUN = r"/([^\s\x1c-\x1f](?s:.)*)?/"
@@ -135,15 +137,17 @@ ANY = Constraint()
 FREE = Free()
 
 
-def guide_of(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int], v: int) -> Guide:
-    """A guide at the beginning of an answer, for scores of `v` words. What was compiled before is copied.
+def guide_of(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int], v: int, tenant: str = "") -> Guide:
+    """A guide at the beginning of an answer, for scores of `v` words.
+
+    What was compiled before is copied, of no other `tenant`: how long it takes tells nobody what others have asked.
 
     Raises InputError, naming the setting, where no answer meets the constraint or following it would cost too much.
     """
     if constraint.kind == "any":
         return FREE
     try:
-        return Guided(constraint.kind, _compiled(constraint, tokenizer, stop_ids, v).deep_copy())
+        return Guided(constraint.kind, _compiled(constraint, tokenizer, stop_ids, v, tenant).deep_copy())
     except (RuntimeError, ValueError) as error:
         # what the library did not foresee is the fault of this one form, and ends this one request
         raise InputError(f"it cannot be compiled: {error}", item=constraint.kind) from error
@@ -173,6 +177,7 @@ def _library() -> ModuleType:
 
 
 def _valid(kind: Literal["schema", "regex", "choice"], grammar: str) -> Constraint:
+    _check_length(grammar, kind)
     wrong = _library().LLMatcher.validate_grammar(_NO_SPACE + grammar)
     if wrong and not wrong.startswith("WARNING"):
         raise InputError(_reason(wrong), item=kind)
@@ -210,11 +215,17 @@ def _choices(choice: object) -> Sequence[str]:
 
 def _written(text: str, kind: str) -> str:
     """The text, if it can be written: half a surrogate pair cannot."""
+    _check_length(text, kind)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"it is no Unicode: {error}", item=kind) from None
     return text
+
+
+def _check_length(text: str, kind: str) -> None:
+    if len(text) > _LONGEST:
+        raise InputError(f"it takes {len(text):,} characters, at most {_LONGEST:,} are followed", item=kind)
 
 
 @lru_cache(maxsize=4)
@@ -228,8 +239,8 @@ def _words(tokenizer: Written, stop_ids: frozenset[int], v: int) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _compiled(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int], v: int) -> Any:
-    """A matcher at its beginning, to be copied for every answer."""
+def _compiled(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int], v: int, tenant: str) -> Any:
+    """A matcher at its beginning, to be copied for every answer of a tenant's."""
     matcher, words = _library().LLMatcher, _words(tokenizer, stop_ids, v)
     # without the space, or it would be found out behind it only that nothing is accepted
     bare = matcher(words, _NO_SPACE + constraint.grammar, log_level=0)

@@ -24,13 +24,19 @@ class PoolFullError(MmsdkError):
 
 
 class Blocks:
-    """Counts of holders, [layers columns]; 0 is free. Safe between threads."""
+    """Counts of holders, [layers columns]; 0 is free. Safe between threads.
+
+    Columns that are kept for whoever may want them again are held like any other; of their blocks those that nobody else holds are `idle`.
+    What is held and idle is counted as it changes: both are asked for at every token.
+    """
 
     def __init__(self, layers: int, columns: int) -> None:
         for name, size in (("layers", layers), ("columns", columns)):
             if size < 1:
                 raise InputError(f"it is {size}, it must be at least 1", item=name)
         self._holders = np.zeros((layers, columns), dtype=np.int32)
+        self._kept = np.zeros(columns, dtype=np.bool_)
+        self._held = self._idle = 0
         # Caches that die are given back from wherever the collector runs, which may be inside one of the calls below.
         self._lock = threading.RLock()
 
@@ -42,7 +48,12 @@ class Blocks:
     @property
     def held(self) -> int:
         """Blocks with a holder, over all layers: 0 when every cache has gone."""
-        return int((self._holders > 0).sum())
+        return self._held
+
+    @property
+    def idle(self) -> int:
+        """Blocks of kept columns that nobody else holds, over all layers."""
+        return self._idle
 
     def free(self, layers: range) -> int:
         """Columns that are free in all of these layers."""
@@ -67,20 +78,35 @@ class Blocks:
                 taken.extend(range(start, stop))
                 free[start:stop] = False
                 after = stop - 1
-            self._holders[layers.start : layers.stop, taken] = 1
+            self._change(layers, taken, 1)
         return taken
 
     def hold(self, layers: range, columns: Sequence[int]) -> None:
         """One more holder of each of these columns, which are different ones."""
         with self._lock:
-            self._holders[layers.start : layers.stop, list(columns)] += 1
+            self._change(layers, columns, 1)
 
     def give(self, layers: range, columns: Sequence[int]) -> None:
         """One holder less; with the last one a block is free."""
         with self._lock:
-            part = self._holders[layers.start : layers.stop, list(columns)]
-            assert (part > 0).all(), "a block is given back once by each that holds it"
-            self._holders[layers.start : layers.stop, list(columns)] = part - 1
+            self._change(layers, columns, -1)
+
+    def keep(self, column: int, kept: bool) -> None:
+        """From now on this column, which is held in all layers, is one that is kept, or is none any more."""
+        with self._lock:
+            alone = int((self._holders[:, column] == 1).sum())
+            self._idle += alone * (int(kept) - int(self._kept[column]))
+            self._kept[column] = kept
+
+    def _change(self, layers: range, columns: Sequence[int], by: int) -> None:
+        """So many holders more of each of these columns."""
+        here = slice(layers.start, layers.stop), list(columns)
+        before = self._holders[here]
+        after = before + by
+        assert (after >= 0).all(), "a block is given back once by each that holds it"
+        self._holders[here] = after
+        self._held += int((after > 0).sum() - (before > 0).sum())
+        self._idle += int((((after == 1).astype(np.int8) - (before == 1)) * self._kept[list(columns)]).sum())
 
     def _free(self, layers: range) -> NDArray[np.bool_]:
         free: NDArray[np.bool_] = (self._holders[layers.start : layers.stop] == 0).all(axis=0)

@@ -40,6 +40,11 @@ class Arriving:
         valid = positions >= 0
         return Arriving(positions, valid, valid.sum(1), ascending(positions, before))
 
+    def row(self, place: int) -> "Arriving":
+        """Those of one row."""
+        here = slice(place, place + 1)
+        return Arriving(self.positions[here], self.valid[here], self.lengths[here], self.ordered)
+
 
 class Entries:
     """The entries of layer `layer` of `depth`.

@@ -59,6 +59,10 @@ class Ask(Protocol):
         """The queries before their rotation."""
         ...
 
+    def row(self, place: int) -> "Ask":
+        """The same of one row of the batch, which looks at a view of its own."""
+        ...
+
 
 @runtime_checkable
 class Evictor(Protocol):

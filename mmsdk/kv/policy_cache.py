@@ -64,6 +64,11 @@ class PolicyCache:
         """Bytes of keys and values that the last pass read in all layers."""
         return sum(store.read_bytes for store in self._stores)
 
+    @property
+    def stores(self) -> tuple[LayerStore, ...]:
+        """What holds the layers."""
+        return tuple(self._stores)
+
     def store(self, layer: int) -> LayerStore:
         """What holds a layer."""
         return self._stores[layer]

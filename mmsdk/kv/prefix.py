@@ -101,7 +101,11 @@ class Prefixes:
     @property
     def idle(self) -> int:
         """Kept blocks that nobody else holds, over all layers."""
-        return sum(not self._blocks.shared(self._layers, column) for column in self._columns.values()) * len(self._layers)
+        return self._blocks.idle
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """How many blocks of a prompt are kept, from the first on."""
+        return next((place for place, key in enumerate(keys) if key not in self._columns), len(keys))
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """The columns of the longest beginning that is kept, held once more for whoever asks."""
@@ -119,6 +123,7 @@ class Prefixes:
         for key, column in zip(keys, columns, strict=False):
             if key not in self._columns:
                 self._blocks.hold(self._layers, [column])
+                self._blocks.keep(column, True)
                 self._columns[key] = column
         self._used(keys)
 
@@ -128,12 +133,17 @@ class Prefixes:
             if self._blocks.free(self._layers) >= count:
                 return
             if not self._blocks.shared(self._layers, column):
-                self._blocks.give(self._layers, [self._columns.pop(key)])
+                self._give(key)
 
     def clear(self) -> None:
         """Let go of all."""
-        self._blocks.give(self._layers, list(self._columns.values()))
-        self._columns.clear()
+        for key in list(self._columns):
+            self._give(key)
+
+    def _give(self, key: bytes) -> None:
+        column = self._columns.pop(key)
+        self._blocks.keep(column, False)
+        self._blocks.give(self._layers, [column])
 
     def _used(self, keys: Sequence[bytes]) -> None:
         # The end of a prompt before its beginning: without it the end could not be found.

@@ -48,3 +48,9 @@ class Standing:
 
     places: Int[Tensor, "b s"]
     turning: Turning
+
+    def row(self, place: int) -> "Standing":
+        """Those of one row."""
+        here = slice(place, place + 1)
+        own = self.turning if self.turning.frequencies.ndim == 1 else replace(self.turning, frequencies=self.turning.frequencies[here])
+        return Standing(self.places[here], own)

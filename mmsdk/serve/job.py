@@ -21,7 +21,7 @@ from mmsdk.generate.logprobs import Said, likelihoods
 from mmsdk.generate.loop import Reply
 from mmsdk.generate.sampling import Sampler
 from mmsdk.generate.text import Decode, TextStream
-from mmsdk.kv.paged import PagedCache
+from mmsdk.kv.types import KVCache
 from mmsdk.stages import Question, Row
 
 __all__ = ["Event", "Finish", "Job", "Outcome", "Reading", "laid_with"]
@@ -89,6 +89,11 @@ class Job:
         self._sampler: Sampler | None = None
         self._begun = False
 
+    @property
+    def guide(self) -> Guide:
+        """What leads it to the form that its answer is to have."""
+        return self._reply.guide
+
     def lead(self, guide: Guide) -> None:
         """Take the guide of its form, before its first token."""
         self._reply.guide = guide
@@ -116,18 +121,37 @@ class Job:
 
 @dataclass(slots=True)
 class Reading:
-    """A job whose prompt, and what it had said when it was set aside, goes through the decoder chunk by chunk."""
+    """A job whose prompt, and what it had said when it was set aside, goes through the decoder chunk by chunk.
+
+    Each run of tokens that is `whole` goes through in one piece.
+    """
 
     job: Job
     laid: Laid
     keys: Sequence[bytes]
-    cache: PagedCache
+    cache: KVCache
     done: int
+    whole: tuple[range, ...] = ()
 
     @property
     def left(self) -> int:
         """Tokens that the cache does not hold yet."""
         return len(self.laid.embeddings) - self.done
+
+    def upcoming(self, budget: int, alone: bool) -> int:
+        """How many tokens go through next: at most `budget`, where no run that is `whole` is cut by that.
+
+        None where the first of them is longer; but whoever is read `alone` is given all of that run.
+        """
+        stop = self.done + min(budget, self.left)
+        while cut := [run.start for run in self.whole if run.start < stop < run.stop]:
+            stop = min(cut)
+        if stop > self.done or not alone:
+            return max(0, stop - self.done)
+        stop = self.done + 1
+        while cut := [run.stop for run in self.whole if run.start < stop < run.stop]:
+            stop = max(cut)
+        return stop - self.done
 
     def next(self, count: int) -> Laid:
         """The next so many of them."""
@@ -145,4 +169,6 @@ def laid_with(decoder: Decoder, row: Row, said: Sequence[int]) -> Laid:
         for axes, start in zip(row.turns, row.following, strict=True)
     )
     following = tuple(start + len(said) for start in row.following)
-    return Laid(embeddings, torch.cat([row.positions, behind]), (Span(-1, (len(embeddings),)),), deep, turns, following)
+    spans = row.spans or (Span(-1, (len(row.embeddings),)),)
+    again = (Span(-1, (len(said),)),) if said else ()
+    return Laid(embeddings, torch.cat([row.positions, behind]), (*spans, *again), deep, turns, following)

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from mmsdk.errors import InputError, ModelError
+from mmsdk.generate import constrain
 from mmsdk.generate.constrain import ANY, FREE, Constraint, Guide, Guided, guide_of, masked
 from mmsdk.models.mini.family import Mini
 from mmsdk.tokenizer import TextTokenizer
@@ -243,6 +244,22 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     for asked in ({"schema": {}}, {"regex": "a"}, {"choice": ["a"]}):
         with pytest.raises(ModelError, match=r"pip install 'mmsdk\[structured\]'"):
             Constraint.of(**asked)  # type: ignore[arg-type]  # one of them each time
+
+
+def test_a_form_that_is_too_long_is_told_before_it_is_compiled() -> None:
+    for setting, value in (("regex", "a" * 300_000), ("choice", ["abc" * 20_000] * 5), ("schema", {"const": "a" * 300_000})):
+        with pytest.raises(InputError, match="at most 262,144 are followed") as wrong:
+            Constraint.of(**{setting: value})  # type: ignore[arg-type]  # one of them each time
+        assert wrong.value.item == setting
+
+
+def test_cs_07_what_a_tenant_had_compiled_is_no_faster_for_another(words: TextTokenizer) -> None:
+    form, made = Constraint.of(choice=["once", "and never again"]), constrain._compiled.cache_info().misses
+    counts = list[int]()
+    for tenant in ("one", "one", "two"):
+        guide_of(form, words, frozenset({END}), V, tenant)
+        counts.append(constrain._compiled.cache_info().misses - made)
+    assert counts == [1, 1, 2]
 
 
 def test_settings_are_values() -> None:

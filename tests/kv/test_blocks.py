@@ -66,6 +66,9 @@ def test_sizes_are_checked() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=30))
 def test_ka_15_no_block_has_two_owners_and_all_come_back(acts: list[tuple[int, int]]) -> None:
     blocks, owned = Blocks(2, 12), list[list[int]]()
+    kept = {0, 1, 5}
+    for column in kept:
+        blocks.keep(column, True)
     for kind, size in acts:
         if kind <= 1 and blocks.free(ALL) >= size:
             owned.append(blocks.take(ALL, size, after=owned[-1][-1] if owned and kind else -1))
@@ -76,6 +79,11 @@ def test_ka_15_no_block_has_two_owners_and_all_come_back(acts: list[tuple[int, i
             blocks.give(ALL, owned.pop(size % len(owned)))
         holders = Counter(column for columns in owned for column in columns)
         assert blocks.free(ALL) == 12 - len(holders) and blocks.held == 2 * len(holders)
+        if size == 5:
+            column = len(acts) % 6
+            blocks.keep(column, column not in kept)
+            kept ^= {column}
+        assert blocks.idle == 2 * sum(holders[column] == 1 for column in kept)
         assert all(blocks.shared(ALL, column) == (count > 1) for column, count in holders.items())
     for columns in owned:
         blocks.give(ALL, columns)

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from mmsdk.compress import compression
-from mmsdk.errors import InputError
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Answer, Pipeline
 from mmsdk.recall import recalling
-from mmsdk.serve.engine import Engine
 from mmsdk.vision.types import Image
 
 CLASSIC = ["streaming:24", "snapkv:0.3,window=8,interval=2"]
@@ -45,8 +43,3 @@ def test_what_is_compressed_before_is_evicted_after(small: Mini) -> None:
     for kv, steps in (("streaming:12", "uniform:0.5"), ("snapkv:12,window=4", "fastv:0.5")):
         pipe = Pipeline(small, compression(steps), recall=recalling(kv))
         assert texts(pipe(pairs, max_tokens=3)) == [str(pipe(*pair, max_tokens=3)) for pair in pairs]
-
-
-def test_an_engine_refuses_them_by_name(small: Mini) -> None:
-    with pytest.raises(InputError, match="pages, which snapkv does not"):
-        Engine(Pipeline(small, recall=recalling("snapkv:64")))

@@ -1,0 +1,276 @@
+"""Where the caches of an engine's requests come from, and whether there is room for another, by the memory that its pipeline has.
+
+    PagedPool      "dense", "paged": exact blocks of 16 tokens; prompts that begin alike share those that are read once
+    RoundedPool    "int8", "fp8", ...: blocks again, in which all but the last tokens of a request are kept in fewer bits
+    PolicyPool     "snapkv:0.25", ...: each request has a memory of its own; what its policy lets go of is room for others
+
+Of exact blocks a request may be set aside and read again. What was rounded or evicted would not be the same when it is read again, so that
+there whoever is let in has room to the end of its answer. Methods are told in `mmsdk.serve.pool.Pool`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from mmsdk.errors import InputError
+from mmsdk.kv.abreast import abreast, apart
+from mmsdk.kv.memory import DenseMemory, Memory, PagedMemory, RoundedMemory
+from mmsdk.kv.paged import PagedCache
+from mmsdk.kv.pages import PAGE, Pages, RowPages
+from mmsdk.kv.policy_cache import PolicyCache
+from mmsdk.kv.policy_memory import PolicyMemory
+from mmsdk.kv.prefix import Prefixes
+from mmsdk.kv.rounded import PAGE as ROUNDED_PAGE
+from mmsdk.kv.rounded import RoundedPages
+from mmsdk.kv.shape import Shape
+from mmsdk.kv.types import KVCache
+from mmsdk.serve.pool import Pool
+
+__all__ = ["PagedPool", "PolicyPool", "RoundedPool", "pool_of"]
+
+
+def pool_of(memory: Memory, shape: Shape, rows: int, tokens: int) -> Pool:
+    """The pool for the requests of a pipeline with this memory, `rows` at one time and `tokens` of them all.
+
+    Raises InputError, naming the memory, where it does not fit the model.
+    """
+    if isinstance(memory, PolicyMemory):
+        return PolicyPool(memory, shape, tokens)
+    if isinstance(memory, RoundedMemory):
+        return RoundedPool(memory, shape, rows, tokens)
+    if isinstance(memory, DenseMemory | PagedMemory):
+        return PagedPool(shape, tokens)
+    raise InputError(f"an engine has no pool for {type(memory).__name__}; choose paged, bits such as int8, or a policy", item="kv")
+
+
+class PagedPool:
+    """One pool of exact blocks, and the prompts that are still in it."""
+
+    rereads = True
+    page = PAGE
+
+    def __init__(self, shape: Shape, tokens: int) -> None:
+        self.blocks = Pages(shape.layers, shape.kv_heads, shape.head_dim, _blocks(tokens, PAGE), shape.dtype, shape.device)
+        self._layers = range(shape.layers)
+        self._prefixes = Prefixes(self.blocks.blocks, shape.layers)
+
+    @property
+    def tokens(self) -> int:
+        """See `Pool`."""
+        return self.blocks.blocks.columns * PAGE
+
+    def pieces(self, length: int) -> tuple[range, ...]:
+        """Any number of tokens goes through."""
+        return ()
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """See `Pool`."""
+        return self._prefixes.known(keys)
+
+    def begin(
+        self, keys: Sequence[bytes], tokens: int, upto: int, ahead: Sequence[int], caches: Sequence[KVCache]
+    ) -> tuple[tuple[KVCache, int], ...]:
+        """See `Pool`."""
+        known = self._prefixes.match(keys)
+        done, cache = len(known) * PAGE, PagedCache.of(self.blocks, [RowPages(known, len(known) * PAGE)])
+        wanted = _blocks(upto, PAGE) - len(known) + sum(_blocks(more, PAGE) for more in ahead)
+        self._prefixes.evict(wanted)
+        if ahead and self.blocks.blocks.free(self._layers) < wanted:
+            cache.release()
+            return ()
+        cache.reserve(tokens - done)
+        return ((cache, done),)
+
+    def learn(self, cache: KVCache, keys: Sequence[bytes]) -> None:
+        """See `Pool`."""
+        self._prefixes.learn(keys, _paged(cache).columns(0))
+
+    def goes_on(self, cache: KVCache) -> bool:
+        """See `Pool`."""
+        if not _paged(cache).fits(1):
+            self._prefixes.evict(len(cache.position))
+        return _paged(cache).fits(1)
+
+    def empty(self) -> KVCache:
+        """See `Pool`."""
+        return PagedCache.empty(self.blocks, 1)
+
+    def joined(self, caches: Sequence[KVCache]) -> KVCache:
+        """See `Pool`."""
+        return _joined(caches)
+
+    def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
+        """See `Pool`."""
+        left = _paged(cache).select(torch.tensor(rows)) if rows else self.empty()
+        self.release(cache)
+        return left
+
+    def release(self, cache: KVCache) -> None:
+        """See `Pool`."""
+        _paged(cache).release()
+
+    def clear(self) -> None:
+        """See `Pool`."""
+        self._prefixes.clear()
+
+    def held(self, caches: Sequence[KVCache]) -> int:
+        """See `Pool`."""
+        return self.blocks.blocks.held - self.blocks.blocks.idle
+
+
+class RoundedPool:
+    """One pool of exact blocks for what is recent, and one of rounded ones; nothing is remembered of past prompts."""
+
+    rereads = False
+    page = 0
+
+    def __init__(self, memory: RoundedMemory, shape: Shape, rows: int, tokens: int) -> None:
+        """Raises InputError where the model keeps latents."""
+        self._chunk = memory.chunk
+        # Everyone has a window and the blocks at its two ends; what is read in one step comes on top of it before it ages.
+        recent = rows * (_blocks(memory.window, ROUNDED_PAGE) + 3) + _blocks(memory.chunk, ROUNDED_PAGE) + 1
+        pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, recent, shape.dtype, shape.device, ROUNDED_PAGE)
+        self.blocks = RoundedPages(pages, memory.bits, _blocks(tokens, ROUNDED_PAGE), memory.window)
+        self._layers = range(shape.layers)
+
+    @property
+    def tokens(self) -> int:
+        """See `Pool`."""
+        return self.blocks.old.columns * ROUNDED_PAGE
+
+    def pieces(self, length: int) -> tuple[range, ...]:
+        """As the pipeline reads them: what a token sees exactly and what rounded depends on where it is cut."""
+        return tuple(range(start, min(length, start + self._chunk)) for start in range(0, length, self._chunk))
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """None."""
+        return 0
+
+    def begin(
+        self, keys: Sequence[bytes], tokens: int, upto: int, ahead: Sequence[int], caches: Sequence[KVCache]
+    ) -> tuple[tuple[KVCache, int], ...]:
+        """See `Pool`."""
+        # all that is recent now may be old before the answers end
+        recent = sum(len(_paged(cache).columns(row)) for cache in caches for row in range(len(cache.position)))
+        wanted = _blocks(upto, ROUNDED_PAGE) + recent + sum(_blocks(more, ROUNDED_PAGE) for more in ahead)
+        return () if ahead and self.blocks.old.free(self._layers) < wanted else ((self.empty(), 0),)
+
+    def learn(self, cache: KVCache, keys: Sequence[bytes]) -> None:
+        """Nothing."""
+
+    def goes_on(self, cache: KVCache) -> bool:
+        """Whoever was let in has room."""
+        return True
+
+    def empty(self) -> KVCache:
+        """See `Pool`."""
+        return PagedCache.empty(self.blocks, 1)
+
+    def joined(self, caches: Sequence[KVCache]) -> KVCache:
+        """See `Pool`."""
+        return _joined(caches)
+
+    def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
+        """See `Pool`."""
+        left = _paged(cache).select(torch.tensor(rows)) if rows else self.empty()
+        self.release(cache)
+        return left
+
+    def release(self, cache: KVCache) -> None:
+        """See `Pool`."""
+        _paged(cache).release()
+
+    def clear(self) -> None:
+        """Nothing."""
+
+    def held(self, caches: Sequence[KVCache]) -> int:
+        """See `Pool`."""
+        return self.blocks.blocks.held + self.blocks.old.held
+
+
+class PolicyPool:
+    """A memory for each request, side by side where they speak; their prompts are read whole, as policies want them."""
+
+    rereads = False
+    page = 0
+
+    def __init__(self, memory: PolicyMemory, shape: Shape, tokens: int) -> None:
+        """Raises InputError where the model keeps latents."""
+        memory.begin(shape, [tokens], [()])
+        self._memory, self._shape, self._tokens = memory, shape, tokens
+
+    @property
+    def tokens(self) -> int:
+        """See `Pool`."""
+        return self._tokens
+
+    def pieces(self, length: int) -> tuple[range, ...]:
+        """All of it."""
+        return (range(length),)
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """None."""
+        return 0
+
+    def begin(
+        self, keys: Sequence[bytes], tokens: int, upto: int, ahead: Sequence[int], caches: Sequence[KVCache]
+    ) -> tuple[tuple[KVCache, int], ...]:
+        """See `Pool`. What a policy has let go of counts no more."""
+        slots = sum(_own(cache).span for cache in caches)
+        there = _blocks(slots, self._shape.layers * self._shape.kv_heads)
+        return () if ahead and there + sum(ahead) + upto > self._tokens else ((self.empty(), 0),)
+
+    def learn(self, cache: KVCache, keys: Sequence[bytes]) -> None:
+        """What is above the budget goes."""
+        self._memory.learn(cache, [keys])
+
+    def goes_on(self, cache: KVCache) -> bool:
+        """Whoever was let in has room."""
+        return True
+
+    def empty(self) -> KVCache:
+        """See `Pool`."""
+        return self._memory.cache(self._shape.layers, 1, self._shape.device)
+
+    def joined(self, caches: Sequence[KVCache]) -> KVCache:
+        """See `Pool`."""
+        return abreast([row for cache in caches for row in apart(_own(cache))])
+
+    def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
+        """See `Pool`."""
+        there = apart(_own(cache))
+        return abreast([there[row] for row in rows]) if rows else self.empty()
+
+    def release(self, cache: KVCache) -> None:
+        """Its memory is free when nobody holds it any more."""
+
+    def clear(self) -> None:
+        """Nothing."""
+
+    def held(self, caches: Sequence[KVCache]) -> int:
+        """In blocks of 16 tokens of a layer."""
+        return sum(_blocks(_own(cache).span, self._shape.kv_heads * PAGE) for cache in caches)
+
+
+def _blocks(tokens: int, page: int) -> int:
+    """Those for so many tokens."""
+    return -(-tokens // page)
+
+
+def _paged(cache: KVCache) -> PagedCache:
+    assert isinstance(cache, PagedCache), "a pool is given its own caches"
+    return cache
+
+
+def _own(cache: KVCache) -> PolicyCache:
+    assert isinstance(cache, PolicyCache), "a pool is given its own caches"
+    return cache
+
+
+def _joined(caches: Sequence[KVCache]) -> KVCache:
+    if len(caches) == 1:
+        return caches[0]
+    together = PagedCache.joined([_paged(cache) for cache in caches])
+    for cache in caches:
+        _paged(cache).release()
+    return together
