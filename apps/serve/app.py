@@ -25,7 +25,7 @@ def build(service: Service) -> FastAPI:
         app.add_middleware(CORSMiddleware, allow_origins=pages, allow_methods=["GET", "POST"], allow_headers=headers)
 
     async def tenant(http: Request) -> str:
-        return service.tenant(http.headers.get("authorization", ""), http.headers.get("origin", ""))
+        return service.tenant(http.headers.getlist("authorization"), http.headers.getlist("origin"))
 
     allowed = Depends(tenant)
 

@@ -4,41 +4,53 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mmsdk.apps.serve.form import form_of
+from mmsdk.apps.serve.form import Form
 from mmsdk.apps.serve.refusal import RefusedError, refused
 from mmsdk.apps.serve.settings import Settings
 from mmsdk.apps.serve.wire import ChatRequest, ImagePart, Message, TextPart, VideoPart
 from mmsdk.errors import InputError, ModelError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Guide
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt, Role, Segment, Text, Turn
 from mmsdk.vision.intake import load_image, load_video
 from mmsdk.vision.types import Image, Video
 
-__all__ = ["Asked", "asked"]
+__all__ = ["Asked", "asked", "settled"]
 
 STOPS = 16  # stop strings of one request
+LETTERS = 128  # of a token, where a text is told to be too long before it is cut into tokens
 LIKELIEST = 20  # tokens that are told in the place of each
 USUAL = 256  # tokens of an answer whose length nobody said
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the engine is told of one request: the settings of every answer that it wants. `likeliest` tokens are told in place of each."""
+    """What the engine is told of one request: the settings and the guide of every answer that it wants.
+
+    `likeliest` tokens are told in the place of each.
+    """
 
     prompt: Prompt
     configs: tuple[GenerationConfig, ...]
+    guides: tuple[Guide, ...]
     likeliest: int = 0
 
 
-def asked(request: ChatRequest, vlm: VLM, settings: Settings) -> Asked:
+def settled(request: ChatRequest, settings: Settings) -> tuple[GenerationConfig, ...]:
+    """The settings of every answer that a request wants, but for its form. Raises RefusedError, naming the item, for what cannot be."""
+    _check_likeliest(request)
+    if request.stream_options is not None and not request.stream:
+        raise RefusedError(400, "stream_options go with stream; set that, too", "invalid_value", "stream_options")
+    return _copies(_config(request, settings), request, settings)
+
+
+def asked(request: ChatRequest, configs: Sequence[GenerationConfig], form: Form, vlm: VLM, settings: Settings) -> Asked:
     """Decode what a request shows, and put its turns together. Slow: media are fetched and decoded here, none that a bound forbids.
 
-    Raises RefusedError, naming the item, for settings that cannot be, media that cannot be used or fetched, and turns that the model
-    cannot take.
+    Raises RefusedError, naming the item, for media that cannot be used or fetched, and turns that the model cannot take.
     """
-    config, likeliest = replace(_config(request, settings), constraint=form_of(request, vlm)), _likeliest(request)
-    configs = _copies(config, request, settings)
+    _check_length(request.messages, vlm.context)
     count = sum(not isinstance(part, TextPart) for message in request.messages for part in _parts(message))
     if count > settings.media:
         raise RefusedError(400, f"{count} pictures and clips, but at most {settings.media} go into a request", "too_many_media", "messages")
@@ -49,10 +61,11 @@ def asked(request: ChatRequest, vlm: VLM, settings: Settings) -> Asked:
     except ModelError as error:
         # its chat template will not have it: no such role, or not in this order
         raise RefusedError(400, f"the model cannot take these messages: {error}", "invalid_messages", "messages") from error
-    if fixed + config.max_tokens > vlm.context:
-        told = f"{fixed} tokens of words and {config.max_tokens} of an answer are more than the {vlm.context} that the model holds"
+    most = configs[0].max_tokens
+    if fixed + most > vlm.context:
+        told = f"{fixed} tokens of words and {most} of an answer are more than the {vlm.context} that the model holds"
         raise RefusedError(400, told, "context_length_exceeded", "messages")
-    return Asked(prompt, configs, likeliest)
+    return Asked(prompt, tuple(replace(one, constraint=form.constraint) for one in configs), form.guides, request.top_logprobs or 0)
 
 
 def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
@@ -84,14 +97,12 @@ def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
         raise refused(InputError(error.message, item=name) if error.item == "max_tokens" else error) from None
 
 
-def _likeliest(request: ChatRequest) -> int:
-    """How many tokens are told in the place of each."""
+def _check_likeliest(request: ChatRequest) -> None:
     count = request.top_logprobs or 0
     if not 0 <= count <= LIKELIEST:
         raise RefusedError(400, f"top_logprobs is {count}, expected 0 to {LIKELIEST}", "invalid_value", "top_logprobs")
     if count and not request.logprobs:
         raise RefusedError(400, "top_logprobs are told with logprobs; set that, too", "invalid_value", "top_logprobs")
-    return count
 
 
 def _copies(config: GenerationConfig, request: ChatRequest, settings: Settings) -> tuple[GenerationConfig, ...]:
@@ -104,6 +115,14 @@ def _copies(config: GenerationConfig, request: ChatRequest, settings: Settings) 
         return tuple(replace(config, seed=config.seed + place) for place in range(count))
     except InputError as error:
         raise refused(error) from None
+
+
+def _check_length(messages: Sequence[Message], context: int) -> None:
+    """What can be said to be too long by a glance: cutting it into tokens takes long, too."""
+    letters = sum(len(part.text) for message in messages for part in _parts(message) if isinstance(part, TextPart))
+    if letters > LETTERS * context or len(messages) > context:
+        told = f"{len(messages):,} messages of {letters:,} letters are more than the {context} tokens that the model holds"
+        raise RefusedError(400, told, "context_length_exceeded", "messages")
 
 
 def _check_question(messages: Sequence[Message]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,11 +15,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mmsdk.answer import Tokens
-from mmsdk.apps.serve.asked import asked
+from mmsdk.apps.serve.asked import asked, settled
+from mmsdk.apps.serve.form import Form, form_of
 from mmsdk.apps.serve.refusal import GoneError, RefusedError, refused
 from mmsdk.apps.serve.reply import DONE, Reply, failed
 from mmsdk.apps.serve.service import Service
-from mmsdk.apps.serve.wire import parsed
+from mmsdk.apps.serve.settings import LONGEST
+from mmsdk.apps.serve.wire import ChatRequest, parsed
 from mmsdk.errors import MmsdkError
 from mmsdk.serve.engine import Event
 
@@ -26,27 +29,34 @@ __all__ = ["complete"]
 
 T = TypeVar("T")
 LEFT = 499  # what servers count a request as whose client left
+FAILED = 500  # what nobody foresaw
 PATIENCE = 5.0  # seconds for the last event of a stream to go out
 
 
 async def complete(service: Service, http: Request, tenant: str) -> Response:
     """The answer to a request, whole or as a stream. Raises RefusedError, and GoneError where nobody waits for it any more."""
+    status = FAILED
     try:
         with ExitStack() as held:
-            held.enter_context(service.seat())
+            held.enter_context(service.seat(tenant))
             call = _Call(service, tenant, held)
-            body = await call.in_time(_body(http, service.settings.body), 408, "did not arrive")
+            body = await call.in_time(_body(http, service.settings.body), 408, "did not arrive", service.settings.arrival)
             response = await _unless_gone(http, call.in_time(call.answer(body), 504, "was not answered"))
             if isinstance(response, _Stream):
                 # it gives back what is held when it ends
                 response.held = held.pop_all()
+            # the answer, or its stream when it ends, counts itself
+            status = 0
             return response
     except RefusedError as refusal:
-        service.metrics.ended(refusal.status)
+        status = refusal.status
         raise
     except GoneError:
-        service.metrics.ended(LEFT)
+        status = LEFT
         raise
+    finally:
+        if status:
+            service.metrics.ended(status)
 
 
 class _Stream(StreamingResponse):
@@ -75,9 +85,9 @@ class _Call:
         self._began = asyncio.get_running_loop().time()
         self._counted = False
 
-    async def in_time(self, work: Awaitable[T], status: int, told: str) -> T:
+    async def in_time(self, work: Awaitable[T], status: int, told: str, within: float = LONGEST) -> T:
         """What `work` gives. Raises RefusedError, with this status, where the request's time is over before."""
-        seconds = self._service.settings.seconds
+        seconds = min(self._service.settings.seconds, within)
         try:
             async with asyncio.timeout_at(self._began + seconds):
                 return await work
@@ -86,21 +96,22 @@ class _Call:
 
     async def answer(self, body: bytes) -> Response:
         """The answer, or its stream as soon as it has begun: what is wrong with a request is known by then, and has a status."""
-        loop, service = asyncio.get_running_loop(), self._service
-        request = await loop.run_in_executor(service.loaders, parsed, body)
-        adapter = service.adapter(request.model)
-        wanted = await loop.run_in_executor(service.loaders, asked, request, service.pipe.vlm, service.settings)
-        for _ in wanted.configs[1:]:
+        service, tenant = self._service, self._tenant
+        request = await service.loaders(tenant, parsed, body)
+        adapter, configs = service.adapter(request.model), settled(request, service.settings)
+        form = await self._form(request, len(configs))
+        wanted = await service.loaders(tenant, asked, request, configs, form, service.pipe.vlm, service.settings)
+        for _ in configs[1:]:
             # each answer takes the place of a request
-            self._held.enter_context(service.seat())
-        ticket = service.engine.submit(wanted, self._tenant, adapter)
+            self._held.enter_context(service.seat(tenant))
+        ticket = service.engine.submit(wanted, tenant, adapter)
         self._held.callback(service.engine.cancel, ticket)
         events = ticket.events()
         first = _sound(await anext(events))
         service.metrics.begun(self._seconds)
         reply = Reply(request.model, service.pipe.vlm.tokenizer.decode, wanted.likeliest)
         if request.stream:
-            self._held.callback(self._left)
+            self._held.push(self._over)
             usage = request.stream_options is not None and request.stream_options.include_usage
             return _Stream(self._pieces(reply, first, events, usage), self._began + service.settings.seconds)
         said: list[list[Event]] = [[] for _ in wanted.configs]
@@ -150,10 +161,20 @@ class _Call:
         self._counted = True
         self._service.metrics.ended(status)
 
-    def _left(self) -> None:
-        """A stream is over: where it came to no end, nobody reads it any more."""
+    async def _form(self, request: ChatRequest, answers: int) -> Form:
+        """The form of the answers. Raises RefusedError, for one that takes too long, too: its thread is the tenant's own meanwhile."""
+        seconds = self._service.settings.forming
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._service.forms(self._tenant, form_of, request, answers, self._service.pipe.vlm, self._tenant)
+        except TimeoutError:
+            raise RefusedError(400, f"the form of the answer was not compiled within {seconds:g} s", "form_too_costly") from None
+
+    def _over(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """A stream is over: where it came to no end, nobody reads it any more, or it broke."""
         if not self._counted:
-            self._service.metrics.ended(LEFT)
+            broke = isinstance(error, Exception) and not isinstance(error, ClientDisconnect)
+            self._service.metrics.ended(FAILED if broke else LEFT)
 
     @property
     def _seconds(self) -> float:

@@ -1,38 +1,47 @@
 """What form a request wants its answer in: OpenAI's `response_format`, and the fields of vLLM's clients, as one constraint."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from mmsdk.apps.serve.refusal import RefusedError
 from mmsdk.apps.serve.wire import ChatRequest
 from mmsdk.errors import InputError, ModelError
-from mmsdk.generate.constrain import ANY, Constraint, guide_of
+from mmsdk.generate.constrain import ANY, FREE, Constraint, Guide, guide_of
 from mmsdk.models.types import VLM
 
-__all__ = ["form_of"]
+__all__ = ["Form", "form_of"]
 
 OBJECT = {"type": "object"}
 
 
-def form_of(request: ChatRequest, vlm: VLM) -> Constraint:
-    """The constraint of a request, compiled here, where nobody else waits for it; what the engine makes of it is a copy.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What each of the answers of a request is to be, and a guide for each of them."""
+
+    constraint: Constraint
+    guides: tuple[Guide, ...]
+
+
+def form_of(request: ChatRequest, answers: int, vlm: VLM, tenant: str) -> Form:
+    """The constraint of a request, compiled here, where no other tenant waits for it, with a guide for each of so many answers.
 
     Raises RefusedError, naming the field, for more than one form, and for one that cannot be followed.
     """
     found = _found(request)
     if not found:
-        return ANY
+        return Form(ANY, (FREE,) * answers)
     (place, setting, value), *others = found
     if others:
         told = ", ".join(one for one, _, _ in found)
         raise RefusedError(400, f"an answer has one form, and these were given together: {told}", "invalid_value", others[0][0])
     try:
         constraint = Constraint.of(**{setting: value})
-        guide_of(constraint, vlm.tokenizer, vlm.stop_ids, vlm.decoder.config.vocabulary)
+        how = vlm.tokenizer, vlm.stop_ids, vlm.decoder.config.vocabulary, tenant
+        return Form(constraint, tuple(guide_of(constraint, *how) for _ in range(answers)))
     except InputError as error:
         raise RefusedError(400, f"{place}: {error.message}", "invalid_value", place) from None
     except ModelError as error:
         raise RefusedError(400, f"{place}: {error}", "unsupported", place) from None
-    return constraint
 
 
 def _found(request: ChatRequest) -> list[tuple[str, str, Any]]:

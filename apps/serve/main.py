@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         frames=args.frames,
         tokens=args.max_tokens,
         seconds=args.timeout,
+        arrival=args.body_timeout,
+        forming=args.form_timeout,
         grace=args.grace,
         pool=args.pool,
         hosts=tuple(args.allow_host),
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             steps = args.compress or "identity"
             pipe = pipeline(
                 model=args.model, compress=steps, dtype=args.dtype, device=args.device, quantize=args.quantize,
-                gguf_file=args.gguf_file, progress=not args.json,
+                kv=args.kv, gguf_file=args.gguf_file, progress=not args.json,
             )  # fmt: skip
             adapted(pipe, args.adapter)
         service = Service(pipe, settings, args.name or "")

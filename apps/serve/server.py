@@ -12,12 +12,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mmsdk.apps.serve.app import build
 from mmsdk.apps.serve.service import Service
 from mmsdk.errors import InputError
 
 __all__ = ["listening", "serve", "serving"]
+
+HEAD = 10.0  # seconds for the head of a request to come in
 
 Started = tuple[asyncio.AbstractEventLoop, asyncio.Event, str]
 
@@ -40,7 +43,7 @@ async def serve(service: Service, door: socket.socket, stop: asyncio.Event, read
     grace = math.ceil(service.settings.grace)
     config = uvicorn.Config(
         build(service),
-        http="h11",
+        http=_Hurried,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -58,7 +61,8 @@ async def serve(service: Service, door: socket.socket, stop: asyncio.Event, read
         # who was cut off by the end of the grace gives back what it held
         while service.open:
             await asyncio.sleep(0.01)
-        service.loaders.shutdown(wait=False, cancel_futures=True)
+        service.loaders.close()
+        service.forms.close()
     service.engine.ended.result()
 
 
@@ -78,6 +82,28 @@ class _Server(uvicorn.Server):
         """Begin, and say so."""
         await super().startup(sockets)
         self._ready()
+
+
+class _Hurried(H11Protocol):
+    """uvicorn's, which closes a connection whose next request has not said in time what it wants: such would be held for nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Somebody came."""
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEAD, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of a request: of its head, if none is being answered afterwards."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._late.cancel()
+        elif self._late.cancelled():
+            self._late = self.loop.call_later(HEAD, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """They left."""
+        self._late.cancel()
+        super().connection_lost(exc)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """One server's parts and its state: the model, the bounds, the engine's thread, what is counted, and whether anybody is still let in."""
 
 import hmac
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -12,13 +12,15 @@ from mmsdk.apps.serve.metrics import Metrics
 from mmsdk.apps.serve.refusal import RefusedError
 from mmsdk.apps.serve.settings import Settings
 from mmsdk.apps.serve.thread import EngineThread
+from mmsdk.apps.serve.workers import Workers
 from mmsdk.errors import InputError
 from mmsdk.pipeline import Pipeline
 from mmsdk.serve.engine import Engine
 
 __all__ = ["Service"]
 
-LOADERS = 4  # requests whose media are fetched and decoded at one time
+LOADERS = 4  # requests of a tenant whose media are fetched and decoded at one time
+FORMS = 2  # and whose forms are compiled
 
 
 class Service:
@@ -32,26 +34,38 @@ class Service:
         if self.name in pipe.adapters.names:
             raise InputError("an adapter and the model have one name; call one of them otherwise", item=self.name)
         self.engine = EngineThread(Engine(pipe, rows=settings.rows, tokens=settings.pool))
-        self.loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="media")
+        tenants = max(1, len(settings.keys))
+        self.loaders, self.forms = Workers("media", LOADERS, tenants), Workers("forms", FORMS, tenants)
         self.metrics = Metrics(lambda: self.open, lambda: self.engine.held)
         self.created = int(time())
-        self.open = 0
         self.ending = False
+        self._seated = Counter[str]()
+        self._keys = [(sha256(key.encode()).digest(), sha256(key.encode()).hexdigest()[:16]) for key in settings.keys]
+
+    @property
+    def open(self) -> int:
+        """Requests that are read, wait or are answered."""
+        return self._seated.total()
 
     @contextmanager
-    def seat(self) -> Iterator[None]:
-        """Let a request in, for the time of a `with`. Raises RefusedError where there is no room, or the server ends."""
+    def seat(self, tenant: str) -> Iterator[None]:
+        """Let a request in, for the time of a `with`. Raises RefusedError where there is no room, or the server ends.
+
+        A seat is left for each of the other tenants that has none, so that one alone cannot take them all; at most half are left so.
+        """
         if not self.well:
             raise RefusedError(503, "the server is ending", "unavailable", retry=5)
-        if self.open >= self.settings.rows + self.settings.waiting:
+        seats = self.settings.rows + self.settings.waiting
+        left = min(sum(other != tenant and not self._seated[other] for _, other in self._keys), seats // 2)
+        if self.open >= seats or (self._seated[tenant] and self.open >= seats - left):
             raise RefusedError(
                 429, f"{self.open} requests are answered or wait already; come back in a moment", "too_many_requests", retry=1
             )
-        self.open += 1
+        self._seated[tenant] += 1
         try:
             yield
         finally:
-            self.open -= 1
+            self._seated[tenant] -= 1
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -70,17 +84,22 @@ class Service:
         """Whether requests are taken and answered."""
         return not (self.ending or self.engine.ended.done())
 
-    def tenant(self, authorization: str, origin: str) -> str:
-        """Whose request that is, by the key that it brings. Raises RefusedError without one, where one is needed, and for web pages."""
-        if origin and origin not in self.settings.origins:
+    def tenant(self, authorizations: Sequence[str], origins: Sequence[str]) -> str:
+        """Whose request that is, by the key that it brings. Raises RefusedError without one, where one is needed, and for web pages.
+
+        A header that comes twice is none of ours: whoever stands in front might have looked at the other one.
+        """
+        if any(origin not in self.settings.origins for origin in origins):
             raise RefusedError(403, "web pages are not served; --allow-origin lets one in", "origin_not_allowed")
-        if not self.settings.keys:
+        if not self._keys:
             return ""
-        scheme, _, brought = authorization.partition(" ")
-        known = [key for key in self.settings.keys if hmac.compare_digest(brought.strip().encode(), key.encode())]
+        scheme, _, brought = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
+        digest = sha256(brought.strip().encode()).digest()
+        # digests are of one length, and all are compared: how long it takes tells nothing
+        known = [tenant for key, tenant in self._keys if hmac.compare_digest(digest, key)]
         if scheme.lower() != "bearer" or not known:
             raise RefusedError(401, "this server wants a key: Authorization: Bearer ...", "invalid_api_key")
-        return sha256(known[0].encode()).hexdigest()[:16]
+        return known[0]
 
 
 def _public(name: str) -> str:

@@ -17,7 +17,8 @@ class Settings:
 
     `rows` are answered at one time and `waiting` more may wait (429 beyond). `body`: bytes of a request (413). `media`: pictures and
     clips of one request, `pixels` of all of them together once decoded, `frames` that are taken of a clip. `tokens`: of an answer.
-    `seconds`: from the first byte of a request to the last of its answer. `grace`: seconds that what runs is given when the server ends.
+    `seconds`: from the first byte of a request to the last of its answer, of which its body may take `arrival` to come and a form that it
+    wants `forming` to be compiled. `grace`: seconds that what runs is given when the server ends.
     `pool`: tokens of all who are answered together, 0 for the engine's own choice.
 
     `hosts` and `networks` are those that media may be fetched from, see `mmsdk.vision.intake.Access`: by default none. `keys`: with any,
@@ -32,6 +33,8 @@ class Settings:
     frames: int = 8
     tokens: int = 1024
     seconds: int | float = 300.0
+    arrival: int | float = 30.0
+    forming: int | float = 10.0
     grace: int | float = 60.0
     pool: int = 0
     hosts: tuple[str, ...] = ()
@@ -48,7 +51,7 @@ class Settings:
         }.items():
             if not whole(getattr(self, name), least):
                 raise InputError(f"it is {shown(getattr(self, name))}, expected a whole number of at least {least}", item=name)
-        for name, floor in {"seconds": 0.001, "grace": 0.0}.items():
+        for name, floor in {"seconds": 0.001, "arrival": 0.001, "forming": 0.001, "grace": 0.0}.items():
             if not floor <= real(getattr(self, name)) <= LONGEST:
                 raise InputError(f"it is {shown(getattr(self, name))}, expected from {floor:g} to {LONGEST:,.0f} seconds", item=name)
         if not all(key and key.isascii() and key.isprintable() and " " not in key for key in self.keys):

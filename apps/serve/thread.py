@@ -111,8 +111,8 @@ class EngineThread:
                     ticket.tell(place, Event(0, (), "", _GONE))
 
     def _take(self, ticket: Ticket, asked: Asked, tenant: str, adapter: str) -> None:
-        for place, config in enumerate(asked.configs):
-            number = self._engine.submit([], asked.prompt, config, tenant, adapter)
+        for place, (config, guide) in enumerate(zip(asked.configs, asked.guides, strict=True)):
+            number = self._engine.submit([], asked.prompt, config, tenant, adapter, guide)
             self._tickets[number] = ticket, place
             self._numbers.setdefault(ticket, []).append(number)
 

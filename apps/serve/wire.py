@@ -111,7 +111,7 @@ class ChatRequest(_Strict):
 
     model: str
     messages: list[Message] = Field(min_length=1)
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: int | None = None
     max_tokens: int | None = None

@@ -1,0 +1,45 @@
+"""Threads for what would hold up the event loop: reading requests, compiling forms, fetching and decoding media.
+
+    workers = Workers("media", each=4, tenants=2)
+    found = await workers(tenant, decode, body)
+
+Every tenant has so many of its own, and no more, so that whoever asks for what takes long holds up nobody else.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+__all__ = ["Workers"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Workers:
+    """At most `each` threads at one time for each of so many tenants; whatever more there is to do waits for its own tenant's."""
+
+    def __init__(self, name: str, each: int, tenants: int) -> None:
+        self._each = each
+        self._pool = ThreadPoolExecutor(each * tenants, thread_name_prefix=name)
+        self._turns: dict[str, asyncio.Semaphore] = {}
+
+    async def __call__(self, tenant: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` gives, in its turn. Whoever is cancelled waits no longer; the thread is free when the work is done."""
+        turn, loop = self._turns.setdefault(tenant, asyncio.Semaphore(self._each)), asyncio.get_running_loop()
+        await turn.acquire()
+        job = self._pool.submit(work, *args, **kwargs)
+
+        def over(_: Future[T]) -> None:
+            # the loop is closed where the server has ended meanwhile
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(turn.release)
+
+        job.add_done_callback(over)
+        return await asyncio.wrap_future(job)
+
+    def close(self) -> None:
+        """Nothing new; what has begun comes to its end by itself."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
