@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "products.h"
+#include "rounded.h"
 
 namespace {
 
@@ -191,9 +192,11 @@ void finish(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out, long
 }
 
 // Some layers one after the other: each row's new token is stored at element newest[row] of every layer's keys and values, then attended
-// from; the pieces, as of `attend`, hold it too. `before` is the stream in front of the last layer, `out` the one behind it.
+// from; the pieces, as of `attend`, hold it too, and `columns`, as of `attend_aged`, name what is `aged`, if anything is. `before` is the
+// stream in front of the last layer, `out` the one behind it.
 void run(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys, bf16 *const *values,
-         long head, long token, const long *newest, const long *pieces, long parts, bf16 *before, bf16 *out, long m) {
+         long head, long token, const long *newest, const long *pieces, long parts, const Aged *aged, const long *columns, long old,
+         bf16 *before, bf16 *out, long m) {
     const long width = layers[0]->width, h = layers[0]->heads, g = layers[0]->kv_heads, d = layers[0]->head_dim, all = (h + 2 * g) * d;
     static thread_local std::vector<bf16> kept;
     kept.resize(m * (all + h * d + 2 * width));
@@ -208,7 +211,10 @@ void run(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosi
                 std::copy_n(key, d, keys[l] + newest[row] + which * head);
                 std::copy_n(key + g * d, d, values[l] + newest[row] + which * head);
             }
-        attend(layers[l], qkv, all, keys[l], values[l], head, token, pieces, parts, seen, m);
+        if (old)
+            attend_aged(layers[l], qkv, all, keys[l], values[l], head, token, pieces, parts, aged + l, columns, old, seen, m);
+        else
+            attend(layers[l], qkv, all, keys[l], values[l], head, token, pieces, parts, seen, m);
         finish(layers[l], x, seen, after, m);
         x = after;
     }

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix, MatrixFields
+from mmsdk.kernels.cpu.rounded import Aged
 
 __all__ = ["FEW", "Layer", "Place", "attend", "attends", "finish", "project", "run"]
 
@@ -43,6 +44,7 @@ class Place:
 
     `pieces` are of each row: (first element, number of tokens), the new one among them, which begins at element `newest`. `head` and
     `token` are the strides from a head to the next and from a token to the next, in elements, and the same for keys and values.
+    `aged`, where there is any, are each row's tokens before these.
     """
 
     keys: Sequence[Tensor]
@@ -51,6 +53,7 @@ class Place:
     token: int
     pieces: Sequence[Sequence[tuple[int, int]]]
     newest: Sequence[int]
+    aged: Aged | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +138,9 @@ def run(
     pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))
     memory = [(ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)) for parts in (place.keys, place.values)]
     pieces = [number for row, parts in enumerate(place.pieces) for part in parts for number in (row, *part)]
-    where = *memory, place.head, place.token, _numbers(place.newest), _numbers(pieces), len(pieces) // 3
+    aged = place.aged.columns if place.aged is not None else ()
+    old = None if place.aged is None else place.aged.address, _numbers([number for pair in aged for number in pair]), len(aged)
+    where = *memory, place.head, place.token, _numbers(place.newest), _numbers(pieces), len(pieces) // 3, *old
     turns = x.data_ptr(), cos.data_ptr(), sin.data_ptr()
     _functions().run(pointers, count, *turns, *where, before.data_ptr(), out.data_ptr(), len(x))
     return out, before

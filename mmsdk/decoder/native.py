@@ -19,11 +19,14 @@ from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.norm import RMSNorm
+from mmsdk.decoder.prompt import through
 from mmsdk.decoder.rope import Rotation
 from mmsdk.decoder.transformer import Decoder, Layer, SelfAttention
 from mmsdk.kernels.cpu import layer as native
+from mmsdk.kernels.cpu import prompt, rows
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import TILE, Matrix, wide
+from mmsdk.kernels.cpu.rounded import QUERIES, Aged
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.policy_cache import PolicyCache
@@ -74,13 +77,17 @@ class NativeStep:
         return made
 
     def takes(self, x: Float[Tensor, "b s w"]) -> bool:
-        """Whether these are a few single tokens that need no gradients, in front of a layer that has such a step."""
-        return _takes(x) and self.made is not None
+        """Whether these are a few single tokens, or a prompt's, that need no gradients, in front of a layer that has such a step."""
+        if _takes(x):
+            return self.made is not None
+        return rows.here(x) and prompt.tiled() and (made := self.made) is not None and prompt.fits(made)
 
     def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s w"]:
         """As the layer itself."""
         made, attention = self.made, self.layer.attention
         assert made is not None and isinstance(attention, SelfAttention), "asked whether it takes x"
+        if not _takes(x):
+            return through(made, attention, x, rotation, cache, layer, masks)
         heads, kv_heads = attention.heads, attention.kv_heads
         qkv = native.project(made, x[:, 0], *_turns(rotation, len(x), attention.head_dim // 2))
         query, key, value = qkv.unsqueeze(2).split((heads, kv_heads, kv_heads), dim=1)
@@ -108,7 +115,7 @@ class NativeRun:
         if not _takes(x) or not isinstance(cache, DenseCache | PagedCache):
             return ()
         found = cache.place(layers)
-        if not found or not native.attends(found[0].keys[0], found[0].values[0]):
+        if not found or not native.attends(found[0].keys[0], found[0].values[0]) or not self._reads(found[0].aged):
             return ()
         steps = [layer.shortcut for layer in self.decoder.layers[layers.start : layers.stop] if isinstance(layer, Layer)]
         made = [one for step in steps if isinstance(step, NativeStep) and (one := step.made) is not None and _plain(step.layer)]
@@ -116,6 +123,11 @@ class NativeRun:
             return ()
         turns = _turns(rotation, len(x), self.decoder.config.head_dim // 2)
         return tuple(part[:, None] for part in native.run(made, x[:, 0], *turns, found[0]))
+
+    def _reads(self, aged: Aged | None) -> bool:
+        """Whether what is kept in fewer bits, if anything, has few queries a head."""
+        config = self.decoder.config
+        return aged is None or config.heads // config.kv_heads <= QUERIES
 
 
 def _takes(x: Float[Tensor, "b s w"]) -> bool:

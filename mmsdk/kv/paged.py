@@ -16,6 +16,7 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels.cpu.layer import Place
 from mmsdk.kv.pages import Pages, RowPages, Store
+from mmsdk.kv.rounded import RoundedPages
 from mmsdk.kv.sheet import Arrival, Sheet
 from mmsdk.kv.slots import Slots, joined
 from mmsdk.kv.types import LayerView, PagedView, View
@@ -122,18 +123,20 @@ class PagedCache:
         return self._store.view(layer, sheet.where)
 
     def place(self, layers: range) -> tuple[Place, ...]:
-        """Where these layers' tokens lie, if all hold the same ones, each row in order, and exactly; else nothing.
+        """Where these layers' tokens lie, if all hold the same ones, each row in order; else nothing.
 
         Whoever asks after `advance` has announced one token a row may store it there, in the place of `append`.
         """
         sheet, store = self._sheet(layers.start), self._store
         whole = layers.stop <= sheet.layers.stop and sheet.ascending and set(sheet.arrival.counts) == {1}
-        if not whole or not isinstance(store, Pages):
+        exact = store.recent if isinstance(store, RoundedPages) else store
+        if not whole or not isinstance(exact, Pages):
             return ()
-        head, token = store.keys.stride(3), store.keys.stride(2)
+        head, token = exact.keys.stride(3), exact.keys.stride(2)
         pieces = [[(start * token, stop - start) for start, stop in row] for row in sheet.where.stretches]
-        keys, values = ([pool[layer] for layer in layers] for pool in (store.keys, store.values))
-        return (Place(keys, values, head, token, pieces, [slot * token for slot in sheet.places.tolist()]),)
+        keys, values = ([pool[layer] for layer in layers] for pool in (exact.keys, exact.values))
+        aged = store.aged(layers, sheet.where) if isinstance(store, RoundedPages) else None
+        return (Place(keys, values, head, token, pieces, [slot * token for slot in sheet.places.tolist()], aged),)
 
     def view(self, layer: int) -> LayerView:
         """What the layer holds, side by side: a copy."""

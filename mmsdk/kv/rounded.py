@@ -14,9 +14,11 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.kernels.cpu.rounded import Aged, Kept
 from mmsdk.kv.blocks import Blocks
 from mmsdk.kv.pages import Pages, RowPages, Where
 from mmsdk.kv.rounding import Bits, Codes, decode, encode, group, per_value, scale_dtype
+from mmsdk.kv.turbo import centroids, rotation
 from mmsdk.kv.types import LayerView
 
 __all__ = ["PAGE", "WINDOW", "RoundedPages"]
@@ -37,6 +39,11 @@ class Rounded:
         )
         groups = [size if place != self._dim else 1 for place, size in enumerate(shape)]
         self._scale, self._low = (torch.empty(groups, dtype=scale_dtype(dtype), device=device) for _ in range(2))
+
+    @property
+    def kept(self) -> Kept:
+        """All of it, as it lies."""
+        return Kept(self._codes, self._scale, self._low)
 
     @property
     def block_bytes(self) -> int:
@@ -74,6 +81,8 @@ class RoundedPages:
         shape = layers, columns, page, g, d
         self._keys = Rounded(shape, 2, bits, recent.keys.dtype, recent.device)
         self._values = Rounded(shape, 4, bits, recent.keys.dtype, recent.device)
+        turning = (centroids(per_value(bits)), rotation(d)) if bits.startswith("turbo") else (torch.empty(0), torch.empty(0, 0))
+        self._aged = Aged.of(bits, self._keys.kept, self._values.kept, *turning)
 
     @property
     def layers(self) -> int:
@@ -139,6 +148,10 @@ class RoundedPages:
         keys = self._side_by_side(self._keys.get(layer, where.aged), self.recent.keys[layer], where)
         values = self._side_by_side(self._values.get(layer, where.aged), self.recent.values[layer], where)
         return LayerView(keys, values, where.positions, where.valid, where.lengths, where.ordered)
+
+    def aged(self, layers: range, where: Where) -> Aged:
+        """The rounded blocks of these rows, for who reads them as they lie."""
+        return self._aged.among(layers.start, [(row, column) for row, pages in enumerate(where.rows) for column in pages.aged])
 
     def _side_by_side(
         self, old: Float[Tensor, "k page g d"], recent: Float[Tensor, "blocks page g d"], where: Where
