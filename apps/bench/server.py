@@ -1,4 +1,4 @@
-"""Server: many clients at a time, some of which leave early and some of which ask nonsense: answers lost, blocks left, memory grown."""
+"""Server: OpenAI's client many times at once, some of which leave early or ask nonsense: answers lost, blocks left, memory grown."""
 
 import base64
 import http.client
@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -30,18 +33,26 @@ MALFORMED = (
     b'{"model": "MODEL", "messages": [{"role": "user", "content": [{"type": "text", "text": "What?"}, '
     b'{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}',
 )
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"thing": {"type": "string", "maxLength": 8}, "colour": {"enum": ["red", "green", "blue"]}},
+    "required": ["thing", "colour"],
+    "additionalProperties": False,
+}
+CLIP = Path(__file__).parents[1] / "media" / "motion.mp4"
+PICTURES = 32  # different ones: what is remembered of them has a bound, which a warm-up is to reach
 PATIENCE = 30.0  # seconds for everything to be freed once the last client is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Who asks what: `requests` of clients, `concurrency` at a time; so many of them leave after the first token, or ask nonsense."""
+    """Who asks what: `requests` of clients, `concurrency` at a time; so many of them leave early, or ask nonsense."""
 
     requests: int = 200
     concurrency: int = 16
     cancelled: int = 20
     malformed: int = 20
-    tokens: int = 32
+    tokens: int = 24
 
     def __post_init__(self) -> None:
         if min(self.requests, self.concurrency, self.tokens) < 1 or min(self.cancelled, self.malformed) < 0:
@@ -59,25 +70,30 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A server of mini in a process of its own, warmed up by `warm` requests. Two thirds of the questions are about a picture of noise."""
+    """A server of mini in a process of its own, warmed up by `warm` requests, with room for `pool` tokens.
+
+    Questions are about a picture of noise, two, a clip or nothing; every other answer comes as a stream, and every fifth is JSON of a
+    schema. It needs the extras serve, structured and video, and the package openai.
+    """
 
     requests: int = 200
     concurrency: int = 16
     cancelled: int = 20
     malformed: int = 20
-    tokens: int = 32
-    warm: int = 200
+    tokens: int = 24
+    warm: int = 64
+    pool: int = 4096
     model: str = "mini"
 
     def __call__(self) -> list[dict[str, Cell]]:
         """Rows {requests, concurrency, cancelled, malformed, lost, leaked_blocks, p95_ttft_ms, rss_growth_mb}.
 
-        Lost is who wanted an answer and got none that is whole, or asked nonsense and was not told so (400). Memory is the server's
-        resident memory, compared with that after the warm-up, which is long enough for what is remembered of prompts to fill its pool:
-        that has a bound, and what comes after it is growth.
+        Lost is who wanted an answer and got none that is whole, or asked nonsense and was not told so (400). Of who leaves, half do after
+        the first token and half before. Memory is the server's resident memory, compared with that after the warm-up, which is long enough
+        for what is remembered of prompts to fill its pool: that has a bound, and what comes after it is growth.
         """
         asking = Asking(self.requests, self.concurrency, self.cancelled, self.malformed, self.tokens)
-        with _server(self.model, self.concurrency) as url:
+        with _server(self.model, self.concurrency, self.pool) as url:
             measured(url, self.model, Asking(max(1, self.warm), self.concurrency, 0, 0, self.tokens))
             return [measured(url, self.model, asking)]
 
@@ -85,8 +101,9 @@ class Load:
 def measured(url: str, model: str, asking: Asking) -> dict[str, Cell]:
     """The row of a server at `url`, which nobody else asks meanwhile."""
     before = _metric(url, "process_resident_memory_bytes")
-    with ThreadPoolExecutor(asking.concurrency) as clients:
-        ended = list(clients.map(lambda kind, number: _ask(url, model, kind, asking.tokens, number), asking.kinds, range(asking.requests)))
+    with ThreadPoolExecutor(asking.concurrency) as threads, _client(url) as client:
+        made = [threads.submit(_ask, client, url, model, kind, asking.tokens, number) for number, kind in enumerate(asking.kinds)]
+        ended = [one.result() for one in made]
     until = time.monotonic() + PATIENCE
     while (_metric(url, "mmsdk_open_requests") or _metric(url, "mmsdk_held_blocks")) and time.monotonic() < until:
         time.sleep(0.02)
@@ -103,45 +120,73 @@ def measured(url: str, model: str, asking: Asking) -> dict[str, Cell]:
     }
 
 
-def _ask(url: str, model: str, kind: str, tokens: int, number: int) -> tuple[bool, float | None]:
-    """Whether all went as it should, and the seconds to the first token where there was one."""
-    began = time.perf_counter()
+def _ask(client: Any, url: str, model: str, kind: str, tokens: int, number: int) -> tuple[bool, float | None]:
+    """Whether all went as it should, and the seconds to the first token of a stream."""
+    if kind == "malformed":
+        return _told(url, MALFORMED[number % len(MALFORMED)].replace(b"MODEL", model.encode())), None
+    began, openai = time.perf_counter(), _openai()
+    settings: dict[str, Any] = {"model": model, "messages": _messages(number), "max_tokens": tokens, "seed": number}
+    if number % 5 == 0:
+        settings |= {"max_tokens": max(tokens, 40), "temperature": 1.0}
+        settings["response_format"] = {"type": "json_schema", "json_schema": {"name": "seen", "schema": FORM, "strict": True}}
+    try:
+        if number % 2 and kind == "cancelled":
+            client.with_options(timeout=0.1).chat.completions.create(**settings)
+            return True, None
+        if number % 2:
+            choice = client.chat.completions.create(**settings).choices[0]
+            return _whole(choice.message.content, choice.finish_reason, number), None
+        first, text, finish = None, "", ""
+        with client.chat.completions.create(**settings, stream=True) as chunks:
+            for chunk in chunks:
+                first = first or time.perf_counter() - began
+                if kind == "cancelled":
+                    return True, first
+                text, finish = text + (chunk.choices[0].delta.content or ""), chunk.choices[0].finish_reason or finish
+        return _whole(text, finish, number), first
+    except openai.APITimeoutError:
+        return kind == "cancelled", None
+    except openai.APIError:
+        return False, None
+
+
+def _whole(text: str, finish: str, number: int) -> bool:
+    """Whether an answer came to its end, and in the form that was asked for."""
+    if number % 5 or finish == "length":
+        return finish in ("stop", "length")
+    try:
+        return finish == "stop" and set(json.loads(text)) == {"thing", "colour"}
+    except ValueError:
+        return False
+
+
+def _told(url: str, body: bytes) -> bool:
+    """Whether who sends this is told that it is no request."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)
-    broken = MALFORMED[number % len(MALFORMED)].replace(b"MODEL", model.encode())
-    body = broken if kind == "malformed" else _body(model, tokens, number)
     try:
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        if kind == "malformed":
-            return answer.status == 400 and "error" in json.loads(answer.read()), None
-        first, whole = None, False
-        for line in answer:
-            if line.startswith(b"data: "):
-                first = time.perf_counter() - began if first is None else first
-                if kind == "cancelled":
-                    return True, first
-                whole = whole or line.strip() == b"data: [DONE]"
-        return answer.status == 200 and whole, first
-    except (OSError, http.client.HTTPException):
-        return False, None
+        return answer.status == 400 and "error" in json.loads(answer.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
     finally:
         connection.close()
 
 
-def _body(model: str, tokens: int, number: int) -> bytes:
+def _messages(number: int) -> list[dict[str, Any]]:
     words = {"type": "text", "text": f"Question {number}: describe what can be seen, and which colours it has."}
-    content: list[dict[str, object]] = [{**words}]
-    if number % 3:
-        content.insert(0, {"type": "image_url", "image_url": {"url": _picture(number)}})
-    request = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": tokens, "stream": True, "seed": number}
-    return json.dumps(request).encode()
+    shown: list[dict[str, Any]] = [_picture(number + place) for place in range(number % 4 % 3)]
+    if number % 4 == 3:
+        clip = f"data:video/mp4;base64,{base64.b64encode(CLIP.read_bytes()).decode()}"
+        shown = [{"type": "video_url", "video_url": {"url": clip}}]
+    return [{"role": "user", "content": [*shown, words]}]
 
 
-def _picture(number: int) -> str:
-    pixels = np.random.default_rng(number).integers(0, 256, (96, 128, 3), dtype=np.uint8)
+def _picture(number: int) -> dict[str, Any]:
+    pixels = np.random.default_rng(number % PICTURES).integers(0, 256, (96, 128, 3), dtype=np.uint8)
     file = io.BytesIO()
     PIL.Image.fromarray(pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"}}
 
 
 def _metric(url: str, name: str) -> float:
@@ -155,10 +200,25 @@ def _metric(url: str, name: str) -> float:
     return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
 
+def _client(url: str) -> Any:
+    """OpenAI's own, which asks once; an address with its path is taken as it is."""
+    base = url if urlsplit(url).path else f"{url}/v1"
+    return _openai().OpenAI(base_url=base, api_key="none", max_retries=0, timeout=600)
+
+
+def _openai() -> ModuleType:
+    # here and not above: benches are listed where it is not installed, too
+    try:
+        import openai
+    except ModuleNotFoundError:
+        raise MmsdkError("this bench asks by OpenAI's own client: pip install openai") from None
+    return openai
+
+
 @contextmanager
-def _server(model: str, concurrency: int) -> Iterator[str]:
+def _server(model: str, concurrency: int, pool: int) -> Iterator[str]:
     """The command in a process of its own, for the time of a `with`. Raises MmsdkError where it does not begin or end in order."""
-    words = ["serve", "--model", model, "--name", model, "--port", "0", "--waiting", str(concurrency), "--json"]
+    words = ["serve", "--model", model, "--name", model, "--port", "0", "--waiting", str(concurrency), "--pool", str(pool), "--json"]
     with subprocess.Popen([sys.executable, "-m", "mmsdk.apps.entry", *words], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline() or "{}")
