@@ -18,6 +18,7 @@ from torch import Tensor
 # Before any module of mmsdk is imported: what was imported earlier would go unchecked.
 install_import_hook("mmsdk", "beartype.beartype")
 
+from mmsdk.apps.console import table
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.diffusion.attention.types import Blocks, Selection
 from mmsdk.errors import WeightsError
@@ -103,6 +104,15 @@ def small(mini_language: Path) -> Mini:
 def seen() -> Callable[[Selection], Tensor]:
     """A function from a selection to who sees whom, [b, h, s, t], by the tokens' own numbers, block by block."""
     return _written_out
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The registers and the memory that each kernel takes of each GPU that it was compiled for, as `mmsdk bench kernels` shows them."""
+    passed = terminalreporter.stats.get("passed", [])
+    rows = [row for report in passed for name, row in report.user_properties if name == "compiled kernel"]
+    if rows:
+        terminalreporter.section("kernels, compiled ahead of time for bfloat16")
+        terminalreporter.write_line(table(sorted(rows, key=lambda row: (row["op"], row["target"]))))
 
 
 def _fetched(fetch: Callable[[], T]) -> T:

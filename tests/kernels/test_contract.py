@@ -1,7 +1,8 @@
 """What every kernel promises, over every file in kernels/ops: a new one is tested by being there."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from mmsdk.kernels.targets import SHARED, TARGETS, resources
 
 NAMES = names()
 CPU = torch.device("cpu")
+# What the end of a run shows as a table.
+COMPILED = "compiled kernel"
 
 
 def seeded() -> torch.Generator:
@@ -54,9 +57,12 @@ def test_the_kernel_agrees_with_its_reference_on_the_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_kernel_compiles_without_a_gpu_and_without_spills(name: str, target: str) -> None:
+def test_the_kernel_compiles_without_a_gpu_and_without_spills(
+    name: str, target: str, record_property: Callable[[str, object], None]
+) -> None:
     op = find(name)
     taken = resources(op, op.builds[0], torch.bfloat16, target)
+    record_property(COMPILED, {"op": name, "target": target, **asdict(taken)})
     assert taken.spills == 0
     assert 0 < taken.registers <= (512 if target.startswith("gfx") else 255)
     assert 0 <= taken.shared_bytes <= SHARED[target]
