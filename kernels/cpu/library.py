@@ -42,6 +42,10 @@ _SIGNATURES = {
     "attend": (_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG),
     "finish": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "run": (_POINTER, _LONG, *(_POINTER,) * 5, _LONG, _LONG, *(_POINTER, _POINTER, _LONG) * 2, _POINTER, _POINTER, _LONG),
+    "product_many": (_POINTER, _POINTER, _POINTER, _LONG),
+    "project_many": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG),
+    "finish_many": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
+    "attend_many": (_POINTER, _POINTER),
 }
 
 

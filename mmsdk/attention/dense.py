@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mmsdk.attention.mask import Bias, Causal, Everything, Mask, side_by_side
 from mmsdk.attention.paged import over_pages, readable
+from mmsdk.kernels.cpu import prompt
 from mmsdk.kv.types import LayerView, PagedView, View
 
 __all__ = ["Dense"]
@@ -20,7 +21,9 @@ _SHORT = 512
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """torch's fused attention; plain matrix products where those are faster: gradients, CPU, a half-size dtype, at most 512 entries.
+    """torch's fused attention, or tiles in C++ (`mmsdk.kernels.cpu.prompt`) for several queries in bfloat16 on a processor with AMX.
+
+    Plain matrix products where those are faster: gradients, CPU, a half-size dtype, at most 512 entries.
 
     Keys and values are never expanded to the query heads. Of pages, a single new token a row reads each where it lies; several new ones
     are worth laying the row's tokens side by side first.
@@ -33,7 +36,10 @@ class Dense:
                 return over_pages(query, view)
             return self(query, *side_by_side(view, mask, query.dtype))
         bias = mask.bias if isinstance(mask, Bias) else None
-        if _plain(query, view) and not isinstance(mask, Causal):
+        if prompt.attends(query, view.keys, view.values) and (bias is None or bias.dtype == query.dtype):
+            behind = 0 if isinstance(mask, Causal) else view.keys.shape[2]
+            out = prompt.attend(query, view.keys, view.values, behind, () if bias is None else (bias,))
+        elif _plain(query, view) and not isinstance(mask, Causal):
             out = _products(query, view, bias)
         else:
             out = _fused(query, view, bias, isinstance(mask, Causal))

@@ -1,0 +1,88 @@
+"""Prompts in C++ against the same decoder in float32, by torch: every memory, padding, chunks, windows; what is left to the layers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.native import hasten
+from mmsdk.decoder.quantised import quantise
+from mmsdk.decoder.sight import Local
+from mmsdk.decoder.transformer import Decoder, Layer
+from mmsdk.kernels.cpu import prompt
+from mmsdk.kv.memory import Shape, memory_of
+from mmsdk.quant.types import Quantize
+
+pytestmark = pytest.mark.skipif(not prompt.tiled(), reason="no AMX here, or no compiler")
+
+CONFIG = DecoderConfig(vocabulary=80, width=96, layers=3, heads=4, kv_heads=2, head_dim=32, inner=128, context=256)
+SHAPES = {
+    "llama": CONFIG,
+    "qwen": replace(CONFIG, qkv_bias=True, qk_norm=True),
+    "geglu": replace(CONFIG, activation="gelu_tanh", query_scale=0.5, head_dim=24),
+    "window": replace(CONFIG, local=Local((0, 2), 5)),
+}
+ROWS, PROMPT = 3, 45
+
+
+def decoders(config: DecoderConfig, scheme: Quantize = "none") -> tuple[Decoder, Decoder]:
+    """In bfloat16, with prompts in C++, and the same numbers in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {name: tensor.shape for name, tensor in Decoder(config).state_dict().items()}
+    state = {name: (torch.randn(shape, generator=generator) * 0.1 + ("norm" in name)).bfloat16() for name, shape in shapes.items()}
+    fast, plain = Decoder.of(config, state), Decoder.of(config, {name: tensor.float() for name, tensor in state.items()})
+    for decoder in (fast, plain):
+        quantise(decoder, scheme)
+    hasten(fast)
+    return fast, plain
+
+
+@torch.no_grad()
+def read(decoder: Decoder, kind: str, side: str, chunk: int) -> Tensor:
+    """Scores of all tokens of rows of unequal length, a chunk at a time."""
+    ids = torch.randint(0, decoder.config.vocabulary, (ROWS, PROMPT), generator=torch.Generator().manual_seed(1))
+    shorter = 4 * torch.arange(ROWS)[:, None]
+    places = torch.arange(PROMPT).expand(ROWS, -1)
+    positions = places - shorter if side == "left" else places.masked_fill(places >= PROMPT - shorter, -1)
+    positions = places if side == "none" else positions.clamp_min(-1)
+    config = decoder.config
+    shape = Shape(config.layers, config.kv_heads, config.entry, decoder.norm.weight.dtype, torch.device("cpu"))
+    cache = memory_of(kind).begin(shape, [PROMPT] * config.layers, [()] * ROWS)[0]
+    parts = zip(ids.split(chunk, 1), positions.split(chunk, 1), strict=True)
+    hidden = torch.cat([decoder(decoder.embed(part), where, cache) for part, where in parts], 1)
+    return decoder.logits(hidden)[positions >= 0]
+
+
+def agree(found: Tensor, expected: Tensor) -> None:
+    """bfloat16 rounds to eight bits, in three layers."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.03 * float(expected.abs().max()))
+    assert torch.cosine_similarity(found, expected, dim=-1).min() > 0.999
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["dense", "paged"])
+@pytest.mark.parametrize(("side", "chunk"), [("none", PROMPT), ("left", PROMPT), ("right", PROMPT), ("none", 14), ("left", 14)])
+def test_prompts_are_read_as_in_float32(shape: str, kind: str, side: str, chunk: int) -> None:
+    fast, plain = decoders(SHAPES[shape])
+    with torch.no_grad():
+        assert all(layer.shortcut.takes(torch.zeros(2, 3, 96).bfloat16()) for layer in fast.layers if isinstance(layer, Layer))
+    agree(read(fast, kind, side, chunk), read(plain, kind, side, chunk))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_codes_are_read_as_in_float32(scheme: Quantize) -> None:
+    fast, plain = decoders(SHAPES["qwen"], scheme)
+    agree(read(fast, "dense", "left", PROMPT), read(plain, "dense", "left", PROMPT))
+
+
+@torch.no_grad()
+def test_what_is_no_number_stays_none_in_its_row() -> None:
+    fast, _ = decoders(CONFIG)
+    x = torch.randn(2, 20, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
+    x[1, 7, 3] = float("nan")
+    shape = Shape(CONFIG.layers, CONFIG.kv_heads, CONFIG.entry, torch.bfloat16, torch.device("cpu"))
+    cache = memory_of("dense").begin(shape, [20] * CONFIG.layers, [()] * 2)[0]
+    found = fast(x, torch.arange(20).expand(2, -1), cache).isnan().all(-1)
+    assert found[1, 7:].all() and not found[0].any()

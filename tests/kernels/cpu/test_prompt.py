@@ -1,0 +1,151 @@
+"""The C++ of a prompt, its products and its attention, against torch in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmsdk.kernels.cpu import layer, matrix, prompt
+from mmsdk.kernels.cpu.library import library
+from mmsdk.quant.int4 import Int4
+from mmsdk.quant.int8 import Int8
+
+pytestmark = pytest.mark.skipif(not prompt.tiled(), reason=f"no AMX here, or {library().state}")
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+def made(kind: str, weight: Tensor, bias: Tensor | None = None) -> tuple[matrix.Matrix, Tensor]:
+    if kind == "wide":
+        return matrix.wide(weight.bfloat16(), bias), weight.bfloat16().double()
+    if kind == "int8":
+        eight = Int8.of(weight)
+        return matrix.int8(eight.codes, eight.scales, bias), eight.dequantised().double()
+    four = Int4.of(weight, int(kind.removeprefix("int4/")))
+    packed = matrix.laid_out(four.codes, four.scales, four.zeros)
+    return matrix.int4(*packed, *weight.shape, bias), four.dequantised().double()
+
+
+def close(found: Tensor, expected: Tensor, steps: int = 1) -> None:
+    """To so many roundings to bfloat16, by the largest number."""
+    assert (found.double() - expected).abs().max() <= steps * 2**-8 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["wide", "int8", "int4/32", "int4/64"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 7, 64), (33, 80, 64), (70, 209, 192), (600, 48, 576)])
+def test_products_of_many_rows_are_those_of_the_numbers(kind: str, m: int, n: int, k: int) -> None:
+    x, bias = numbers(m, k).bfloat16(), numbers(n).bfloat16()
+    one, weight = made(kind, numbers(n, k), bias)
+    assert prompt.takes(one)
+    close(prompt.product(one, x), x.double() @ weight.T + bias.double(), steps=2)
+
+
+@pytest.mark.parametrize("kind", ["wide", "int8", "int4/32"])
+@pytest.mark.parametrize(("normed", "gelu"), [(False, True), (True, False)])
+def test_a_layer_is_its_formula(kind: str, normed: bool, gelu: bool) -> None:
+    m, width, h, g, d, inner, eps, scale = 37, 96, 6, 2, 16, 160, 1e-5, 0.5
+    shapes = {"qkv": ((h + 2 * g) * d, width), "o": (width, h * d), "gate_up": (2 * inner, width), "down": (width, inner)}
+    both = {name: made(kind, numbers(*shape) * 0.2) for name, shape in shapes.items()}
+    norms = tuple((1 + 0.3 * numbers(width)).bfloat16() for _ in range(2))
+    heads = tuple((1 + 0.3 * numbers(d)).bfloat16() for _ in range(2)) if normed else ()
+    qkv, o, gate_up, down = (both[name][0] for name in shapes)
+    one = layer.Layer.of((qkv, o, gate_up, down), norms, heads, (h, g, d), eps, scale, gelu)
+    assert prompt.fits(one)
+    wide = {name: weight for name, (_, weight) in both.items()}
+    x, seen, angles = numbers(m, width).bfloat16(), numbers(m, h * d).bfloat16(), numbers(m, d // 2)
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+
+    stream = x.double() + seen.double() @ wide["o"].T
+    gate, up = (F.rms_norm(stream, (width,), norms[1].double(), eps) @ wide["gate_up"].T).chunk(2, -1)
+    act = F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)
+    close(prompt.finish(one, x, seen), stream + (act * up) @ wide["down"].T, steps=3)
+
+    heads_of = (F.rms_norm(x.double(), (width,), norms[0].double(), eps) @ wide["qkv"].T).view(m, -1, d)
+    turned = heads_of[:, : h + g]
+    if normed:
+        by = torch.cat([norm.double().expand(count, d) for norm, count in zip(heads, (h, g), strict=True)])
+        turned = F.rms_norm(turned, (d,), None, eps) * by
+    left, right = turned.chunk(2, -1)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    turned = torch.cat((left * c - right * s, right * c + left * s), -1)
+    turned[:, :h] *= scale
+    close(prompt.project(one, x, cos, sin), torch.cat((turned, heads_of[:, h + g :]), 1), steps=3)
+
+
+def laid(b: int, g: int, share: int, s: int, t: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries as they come from a product, keys in a memory with room behind, whatever stands there, and values token by token."""
+    qkv = numbers(b, s, g * share + 2 * g, d).bfloat16()
+    keys, values = numbers(b, g, t + 3, d).bfloat16(), numbers(b, t + 3, g, d).bfloat16()
+    keys[:, :, t:] = values[:, t:] = float("nan")
+    return qkv[:, :, : g * share].transpose(1, 2), keys[:, :, :t], values[:, :t].transpose(1, 2)
+
+
+SIZES = [
+    (1, 3, 3, 64, 64, 64),
+    (2, 2, 1, 5, 5, 80),
+    (1, 1, 24, 33, 70, 128),
+    (2, 2, 2, 70, 70, 64),
+    (1, 2, 7, 17, 300, 64),
+    (1, 1, 1, 2, 2, 8),
+    (1, 1, 2, 40, 290, 256),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("b", "g", "share", "s", "t", "d"), SIZES)
+@pytest.mark.parametrize("what", ["before", "everything", "window", "anything"])
+def test_ka_12_attention_is_softmax(what: str, b: int, g: int, share: int, s: int, t: int, d: int) -> None:
+    query, keys, values = laid(b, g, share, s, t, d)
+    late = torch.arange(t) - torch.arange(s)[:, None] - (t - s)
+    rules = {"before": late <= 0, "everything": late > -t, "window": (late <= 0) & (late > -7), "anything": numbers(s, t) > 1}
+    seen = rules[what].expand(b, 1, s, t).clone()
+    if what == "anything":
+        seen[-1] = numbers(s, t) > 1
+    expected = F.scaled_dot_product_attention(query.double(), keys.double(), values.double(), seen, enable_gqa=True).nan_to_num(0)
+    biases = (torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, -torch.inf),) if what in ("window", "anything") else ()
+    assert prompt.attends(query, keys, values)
+    found = prompt.attend(query, keys, values, t - s if what == "before" else t, biases)
+    # shares are rounded, and so is their sum with the values
+    assert (found.double() - expected).abs().max() <= 2**-7 * max(1.0, float(expected.abs().max()))
+    assert bool((found[(~seen.any(-1)).expand(b, g * share, s)] == 0).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("share", [1, 2, 3, 24])
+def test_attention_of_every_length_up_to_two_blocks(share: int) -> None:
+    for s in range(2, 71, 3):
+        query, keys, values = laid(1, 1, share, s, s + s % 4, 64)
+        behind = s % 4
+        expected = F.scaled_dot_product_attention(
+            query.double(), keys.double(), values.double(), torch.ones(s, s + behind).tril(behind) > 0, enable_gqa=True
+        )
+        close(prompt.attend(query, keys, values, behind), expected, steps=2)
+
+
+@torch.no_grad()
+def test_what_is_no_number_stays_none() -> None:
+    query, keys, values = laid(1, 1, 2, 40, 40, 64)
+    query[0, 1, 7, 3] = float("nan")
+    found = prompt.attend(query, keys, values, 0).isnan()
+    assert found[0, 1, 7].all() and int(found.sum()) == 64
+    keys[0, 0, 20] = float("nan")
+    found = prompt.attend(query, keys, values, 0).isnan().all(-1)
+    assert found[0, :, 20:].all() and not found[0, 0, :20].any()
+    x = numbers(40, 64).bfloat16()
+    x[5, 1] = float("inf")
+    x[9, 1] = float("nan")
+    one, _ = made("wide", numbers(48, 64))
+    assert (~prompt.product(one, x).isfinite()).all(1).nonzero().flatten().tolist() == [5, 9]
+
+
+def test_gradients_wide_numbers_and_single_queries_are_for_others() -> None:
+    query, keys, values = laid(1, 1, 1, 4, 4, 64)
+    assert not prompt.attends(query, keys, values)
+    with torch.no_grad():
+        assert prompt.attends(query, keys, values) and not prompt.attends(query[:, :, :1], keys, values)
+        assert not prompt.attends(query.float(), keys.float(), values.float())
+        assert not prompt.attends(query, keys, values[..., :32])
