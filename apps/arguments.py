@@ -116,6 +116,12 @@ SAMPLING = (
     Flag("--logprobs", "K", "with --json, how likely each token was, and the K likeliest in its place; 0 for none", int, 0),
 )
 """How answers are drawn; see `mmsdk.generate.config.GenerationConfig`."""
+FORMS = (
+    Flag("--schema", "FILE", "the answer is JSON of the JSON Schema in this file"),
+    Flag("--regex", "REGEX", "the answer is matched whole by this regular expression"),
+    Flag("--choice", "A,B,...", "the answer is one of these"),
+)
+"""What form answers have; see `mmsdk.generate.constrain`."""
 HOST = Flag("--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1")
 PORT = Flag("--port", "N", "the port to listen at; 0 takes a free one", int, 8000)
 KEYS = Flag("--api-key-file", "FILE", "holds a key that clients must bring; of several, each on a line of its own, any")
@@ -140,9 +146,7 @@ ASK = Command(
         GGUF_FILE,
         ADAPTER,
         DEVICE,
-        Flag("--schema", "FILE", "the answer is JSON of the JSON Schema in this file"),
-        Flag("--regex", "REGEX", "the answer is matched whole by this regular expression"),
-        Flag("--choice", "A,B,...", "the answer is one of these"),
+        *FORMS,
         Flag("--explain", "PICTURE", "draw what was looked at into this file (.png, .jpg, ...)"),
         JSON,
     ),
@@ -163,6 +167,7 @@ CHAT = Command(
         GGUF_FILE,
         ADAPTER,
         DEVICE,
+        *FORMS,
         replace(JSON, about=f"{JSON.about}; one object a line"),
     ),
     (Words("words", "pictures and clips that the first question is about", "PATH...", number="*"),),
@@ -173,6 +178,11 @@ DEMO = Command(
     "a page in the browser: pictures, clips, a robot, the benches",
     (
         MODEL,
+        replace(KV, about=f"{KV.about}; chosen at first"),
+        DTYPE,
+        replace(QUANTIZE, about=f"{QUANTIZE.about}; chosen at first"),
+        GGUF_FILE,
+        DEVICE,
         HOST,
         replace(PORT, default=7860),
         Flag("--max-upload-mb", "MB", "the largest upload", int, 64),

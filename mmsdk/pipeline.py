@@ -72,7 +72,7 @@ def pipeline(
         known = ", ".join(map(repr, TASKS))
         raise ModelError(f"the task {task!r} is not supported; there is {known}, and a model goes behind it: pipeline({TASKS[0]!r}, ...)")
     # what is wrong with the words is told before seconds are spent on weights
-    steps, name, place = compression(compress), _name(model), _device(device)
+    steps, name, place = compression(compress), _name(model), find_device(device)
     _check_number("batch_size", batch_size)
     recall = recalling(kv)
     told = while_it_lasts if progress else quiet
@@ -321,7 +321,8 @@ def _name(model: object) -> str:
     return name
 
 
-def _device(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
+    """A device by its name. Raises ModelError for one that torch does not see here."""
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:

@@ -1,6 +1,5 @@
-"""The scripts of examples/ run as they are: in one process, on one mini, which is opened once for all of them."""
+"""The scripts of examples/ run as they are: in one process, on mini's parts at a small size, with the real tokenizer."""
 
-import functools
 import re
 import runpy
 import sys
@@ -13,27 +12,20 @@ from mmsdk.apps.serve.server import serving
 from mmsdk.apps.serve.service import Service
 from mmsdk.apps.serve.settings import Settings
 from mmsdk.compress import compression
-from mmsdk.families import open_model
+from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline, pipeline
-from mmsdk.weights.bundle import Bundle
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 Run = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def opened(mini_bundle: Bundle) -> Callable[..., object]:
-    """`open_model` that opens each model once."""
-    return functools.cache(open_model)
-
-
 @pytest.fixture
-def run(opened: Callable[..., object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(small: Mini, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """A function that runs a script with words and gives what it printed."""
 
     def ran(name: str, *words: str) -> str:
-        monkeypatch.setattr(sys.modules[pipeline.__module__], "open_model", opened)
+        monkeypatch.setattr(sys.modules[pipeline.__module__], "open_model", lambda *asked: small)
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
         return capsys.readouterr().out
@@ -87,9 +79,8 @@ def test_the_gate_has_the_last_word(run: Run) -> None:
     assert "60 ticks" in told and "changed by the gate" in told
 
 
-def test_openais_client_is_served(run: Run, opened: Callable[..., object]) -> None:
-    pipe = pipeline("image-text-to-text")
-    with serving(Service(Pipeline(pipe.vlm, compression("uniform:0.5")), Settings())) as url:
+def test_openais_client_is_served(run: Run, small: Mini) -> None:
+    with serving(Service(Pipeline(small, compression("uniform:0.5")), Settings())) as url:
         text, counts = run("openai_client", f"{url}/v1").splitlines()
     all_of_them, kept = map(int, re.findall(r"\d+", counts))
     assert text.strip() and 2 * kept == all_of_them

@@ -36,7 +36,10 @@ def _written(args: argparse.Namespace) -> int:
     _check(folder)
     started = time.perf_counter()
     with busy(f"loading {args.model}"):
-        pipe = pipeline("image-text-to-text", model=args.model)
+        pipe = pipeline(
+            model=args.model, dtype=args.dtype, device=args.device, quantize=args.quantize, kv=args.kv, gguf_file=args.gguf_file,
+            progress=not args.json,
+        )  # fmt: skip
     ready = time.perf_counter() - started
     rows: list[dict[str, Cell]] = []
 

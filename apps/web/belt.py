@@ -20,11 +20,25 @@ from mmsdk.vla.contract import Camera, Command, Contract, Feature, Timing
 from mmsdk.vla.envs.belt import HEIGHT, LIMIT, RATE, WIDTH, Hands, draw, expert, picture
 from mmsdk.vla.types import ActionChunk, Observation, Request, Stamp
 
-__all__ = ["HORIZON", "BeltHand", "Script", "belt_contract"]
+__all__ = ["HORIZON", "BeltHand", "BeltScene", "Script", "belt_contract"]
 
 HORIZON = 24  # actions of a chunk: nearly a second
 REMEMBERED = 2 * RATE  # moments that a slow answer may still be about
+LATE = 8  # ticks that the camera is late
 NEAR = 0.04  # of the reach: from so near the script may close
+
+
+@dataclass(frozen=True, slots=True)
+class BeltScene:
+    """What is really there, in metres: the hand, the things (of which `there` are), the speed of the belt, and whether it may be picked."""
+
+    hand: tuple[float, float]
+    closed: float
+    things: tuple[tuple[float, float, bool], ...]
+    seen: tuple[float, ...]
+    wanted: int
+    speed: float
+    go: bool
 
 
 def belt_contract() -> Contract:
@@ -45,6 +59,8 @@ def belt_contract() -> Contract:
 class BeltHand:
     """One hand and one episode at a time. `cued` says whether a lamp tells, at the beginning alone, which of two things is wanted."""
 
+    success = "picked"
+
     def __init__(self, cued: bool, seed: int, clock: Clock = SystemClock()) -> None:
         self._cued, self._clock = cued, clock
         self._generator = torch.Generator().manual_seed(seed)
@@ -63,6 +79,27 @@ class BeltHand:
     def over(self) -> bool:
         """Whether the episode has ended: the hand has closed, or time is up."""
         return self.hands.step >= LIMIT or bool(self.hands.outcome[0])
+
+    @property
+    def outcome(self) -> str:
+        """How the episode ended; "" while it goes on."""
+        said: str = self.hands.outcome[0]
+        return said or ("out of time" if self.over else "")
+
+    def scene(self) -> BeltScene:
+        """What is really there."""
+        hands, episodes = self.hands, self.hands.episodes
+        now = episodes.go.new_full((1,), hands.step)
+        late = episodes.go.new_full((1,), max(0, hands.step - LATE))
+        places, lanes, there = episodes.at(now)[0].tolist(), episodes.lane[0].tolist(), episodes.there[0].tolist()
+        x, y = hands.place[0].tolist()
+        return BeltScene(
+            (x, y), float(hands.state()[0, 2]), tuple(zip(places, lanes, there, strict=True)), tuple(episodes.at(late)[0].tolist()),
+            int(episodes.wanted[0]), float(episodes.speed[0]), hands.step >= int(episodes.go[0]),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
     def begin(self) -> None:
         """The next episode: other things, another speed, the hand at home."""

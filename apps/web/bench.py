@@ -21,7 +21,10 @@ ROWS = 24  # of a result that has no drawing of its own
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """How one result is drawn: bars of some columns, a row each, named by `label`; `scale` and `unit` are those of the words beside."""
+    """How one result is drawn: bars of some columns, a row each, named by `label`; `scale` and `unit` are those of the words beside.
+
+    `only` are a column and what it holds in the rows that are drawn; without it, all are.
+    """
 
     bench: str
     title: str
@@ -31,6 +34,7 @@ class Chart:
     unit: str = ""
     scale: float = 1.0
     whole: float = 0.0
+    only: tuple[str, str] = ("", "")
 
 
 CHARTS = (
@@ -51,6 +55,12 @@ CHARTS = (
     Chart("compress", "Accuracy at a budget", "Each method at its share of tokens.", ("method", "media", "retention"),
           (("accuracy", "right"),), "%", 100.0, 1.0),
     Chart("decode", "Decoding", "Tokens a second of one answer.", ("engine", "weights"), (("decode_tok_s", "tokens a second"),)),
+    Chart("levels", "Three levels of attention", "GB of keys and values in a model of 43 layers, and uncompressed.",
+          ("level",), (("bytes", "as kept"), ("bytes_uncompressed", "uncompressed")), "GB", 1e-9, only=("model", "v4-flash, bfloat16")),
+    Chart("parity", "The same as transformers", "Share of greedy tokens that are the same, by model.", ("model",),
+          (("greedy_match", "the same"),), "%", 100.0, 1.0),
+    Chart("kernels", "Registers of each kernel", "Compiled ahead of time for sm_90.", ("op", "case"),
+          (("registers", "registers"),), only=("target", "sm_90")),
     Chart("followup", "Asking again", "Milliseconds to the first token.", ("media", "asked"), (("total_ms", "ms"),), "ms"),
 )  # fmt: skip
 
@@ -74,7 +84,8 @@ def drawn(folder: Path) -> str:
 
 
 def _chart(chart: Chart, result: Mapping[str, Any]) -> str:
-    rows: Sequence[Mapping[str, Cell]] = result["rows"]
+    column, only = chart.only
+    rows: Sequence[Mapping[str, Cell]] = [row for row in result["rows"] if not column or row.get(column) == only]
     values = [[_value(row.get(column)) for column, _ in chart.series] for row in rows]
     whole = chart.whole or max([value for line in values for value in line if value is not None], default=1.0)
     lines = [_line(chart, row, line, whole) for row, line in zip(rows, values, strict=True) if any(value is not None for value in line)]

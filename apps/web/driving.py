@@ -3,54 +3,87 @@
 import itertools
 from collections import deque
 from dataclasses import dataclass
-from threading import Event, Lock, Thread
+from threading import Event, Thread
+from types import TracebackType
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from mmsdk.apps.web.belt import HORIZON, BeltHand, Script
-from mmsdk.errors import MmsdkError
+from mmsdk.apps.web.arm import ArmScene
+from mmsdk.apps.web.belt import BeltScene
+from mmsdk.errors import MmsdkError, ModelError
 from mmsdk.vla.accounting import LoopReport
 from mmsdk.vla.drive import Drive, Session, Settings
-from mmsdk.vla.loop import Pace
+from mmsdk.vla.loop import Pace, Tick
+from mmsdk.vla.types import Policy, Robot
 
-__all__ = ["DEADLINE", "Run", "Scene", "View"]
+__all__ = ["DEADLINE", "FUTURE", "PAST", "Plotted", "Run", "View", "World"]
 
 DEADLINE = 0.5  # seconds that an answer may take
 PAUSE = 15  # ticks that an ended episode stays in sight
-PAST = 50  # commands that are shown
+PAST, FUTURE = 50, 24  # commands that are shown, and actions that are planned
 SETTLED = 25  # ticks that a stopped robot is watched
 LONGEST = 25 * 120  # ticks of a run
-LATE = 8  # ticks that the camera is late
+
+Scene = BeltScene | ArmScene
+
+
+@runtime_checkable
+class World(Robot, Protocol):
+    """A simulated robot that plays one episode after the other."""
+
+    success: str
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+        ...
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, `success` or another word; "" while it goes on."""
+        ...
+
+    def scene(self) -> Scene:
+        """What is to be seen of it. Only once something was observed."""
+        ...
+
+    def begin(self) -> None:
+        """The next episode."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it takes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What is really there, in metres: the hand, the things (of which `there` are), the speed of the belt, and whether it may be picked."""
+class Plotted:
+    """One number of the actions: its name and its range, and what was sent and what is planned of it."""
 
-    hand: tuple[float, float]
-    closed: float
-    things: tuple[tuple[float, float, bool], ...]
-    seen: tuple[float, ...]
-    wanted: int
-    speed: float
-    go: bool
+    name: str
+    low: float
+    high: float
+    sent: Float[np.ndarray, " k"]
+    planned: Float[np.ndarray, " m"]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One moment of a run. `sent` are the last commands and `planned` those to come, both in the contract's numbers."""
+    """One moment of a run. `ended` says of each episode before whether it was a success, `outcome` how this one ended."""
 
     tick: int
+    rate: float
     camera: UInt8[np.ndarray, "h w 3"]
     scene: Scene
     instruction: str
-    sent: Float[np.ndarray, "k a"]
-    planned: Float[np.ndarray, "m a"]
+    plots: tuple[Plotted, ...]
     latencies: tuple[float, ...]
     held: str
     outcome: str
-    ended: tuple[str, ...]
+    success: str
+    ended: tuple[bool, ...]
     report: LoopReport
     stopped: str = ""
 
@@ -58,24 +91,25 @@ class View:
 class Run:
     """Begins with `start`; `view` is the newest moment. `trip` stops the robot, which is then held, and soon ends the run."""
 
-    def __init__(self, cued: bool, thinking: float, seed: int = 0) -> None:
-        """`thinking` are the seconds that the policy takes for an answer."""
-        self.robot = BeltHand(cued, seed)
+    def __init__(self, world: World, policy: Policy) -> None:
+        self.world = world
         settings = Settings(Pace(expert=5, adapter=5, vlm=5, deadline=DEADLINE))
-        self._drive: Drive = Session(self.robot, Script(self.robot, thinking), settings=settings).drive()
-        self._end, self._lock = Event(), Lock()
+        self._drive: Drive = Session(world, policy, settings=settings).drive()
+        self._end = Event()
         self._views: deque[View] = deque(maxlen=1)
         self._sent: deque[list[float]] = deque(maxlen=PAST)
-        self._outcomes: list[str] = []
-        self._failure: MmsdkError | None = None
+        self._outcomes: list[bool] = []
+        self._failure: deque[BaseException] = deque(maxlen=1)
         # a daemon: the program's end does not wait for a robot of numbers
         self._thread = Thread(target=self._run, name="robot", daemon=True)
 
     @property
     def view(self) -> View | None:
-        """The newest moment, once there is one. Raises what ended the run, where it was an error."""
-        if self._failure is not None:
-            raise self._failure
+        """The newest moment, once there is one. Raises what ended the run; as a ModelError, what nobody foresaw."""
+        for failure in self._failure:
+            if isinstance(failure, MmsdkError):
+                raise failure
+            raise ModelError(f"the run broke off: {type(failure).__name__}: {failure}") from failure
         return self._views[-1] if self._views else None
 
     @property
@@ -96,12 +130,13 @@ class Run:
         self._end.set()
 
     def _run(self) -> None:
-        try:
-            self._drive.warm_up()
-            self._play()
-            self._drive.settle()
-        except MmsdkError as error:
-            self._failure = error
+        with _Kept(self._failure):
+            try:
+                self._drive.warm_up()
+                self._play()
+                self._drive.settle()
+            finally:
+                self.world.close()
 
     def _play(self) -> None:
         """Episode after episode, until the end, the stop, or the longest run."""
@@ -111,47 +146,69 @@ class Run:
             self._tick()
             if self._end.is_set() or (self._drive.loop.estop.reason and next(stopped) > SETTLED):
                 return
-            if self.robot.over and not self._drive.loop.estop.reason:
+            if self.world.over and not self._drive.loop.estop.reason:
                 left -= 1
                 if left == 0:
-                    self._outcomes.append(self.robot.hands.outcome[0] or "out of time")
+                    self._outcomes.append(self.world.outcome == self.world.success)
                     self._drive.reset()
-                    self.robot.begin()
+                    self.world.begin()
                     left = PAUSE
 
     def _tick(self) -> None:
         tick = self._drive.step()
         if tick.command is not None:
             self._sent.append(tick.command.tolist())
+        # nothing is known of a new episode before it was observed
+        if self._drive.loop.freshness.newest is not None:
+            self._views.append(self._seen(tick))
+
+    def _seen(self, tick: Tick) -> View:
         loop = self._drive.loop
-        newest = loop.freshness.newest
-        assert newest is not None, "a loop that ticks has observed"
-        planned = loop.requests.plan.pending()[:HORIZON].numpy().copy()
-        self._views.append(
-            View(
-                tick.number,
-                newest.images["belt"].pixels.permute(1, 2, 0).numpy().copy(),
-                self._scene(),
-                newest.instruction,
-                np.array(self._sent, np.float64).reshape(-1, loop.robot.contract.action_size),
-                planned.reshape(-1, loop.robot.contract.action_size),
-                tuple(1000 * seconds for seconds in list(loop.account.latency)[-40:]),
-                tick.held,
-                self.robot.hands.outcome[0],
-                tuple(self._outcomes),
-                loop.report(),
-                loop.estop.reason,
-            )
+        newest, contract = loop.freshness.newest, loop.robot.contract
+        assert newest is not None, "something was observed"
+        (camera,) = contract.cameras
+        return View(
+            tick.number,
+            contract.rate,
+            newest.images[camera.name].pixels.permute(1, 2, 0).numpy().copy(),
+            self.world.scene(),
+            newest.instruction,
+            self._plots(),
+            tuple(1000 * seconds for seconds in list(loop.account.latency)[-40:]),
+            tick.held,
+            self.world.outcome,
+            self.world.success,
+            tuple(self._outcomes),
+            loop.report(),
+            loop.estop.reason,
         )
 
-    def _scene(self) -> Scene:
-        hands, episodes = self.robot.hands, self.robot.hands.episodes
-        now = episodes.go.new_full((1,), hands.step)
-        late = episodes.go.new_full((1,), max(0, hands.step - LATE))
-        places, lanes, there = episodes.at(now)[0].tolist(), episodes.lane[0].tolist(), episodes.there[0].tolist()
-        x, y = hands.place[0].tolist()
-        closed = float(hands.state()[0, 2])
-        return Scene(
-            (x, y), closed, tuple(zip(places, lanes, there, strict=True)), tuple(episodes.at(late)[0].tolist()),
-            int(episodes.wanted[0]), float(episodes.speed[0]), hands.step >= int(episodes.go[0]),
+    def _plots(self) -> tuple[Plotted, ...]:
+        loop = self._drive.loop
+        contract = loop.robot.contract
+        sent = np.array(self._sent, np.float64).reshape(-1, contract.action_size)
+        planned = loop.requests.plan.pending()[:FUTURE].numpy().copy().reshape(-1, contract.action_size)
+        return tuple(
+            Plotted(_called(each.feature.name, each.feature.size, place), each.feature.low[place], each.feature.high[place],
+                    sent[:, column], planned[:, column])
+            for each, place, column in contract.each_command()
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Whatever is raised inside is kept for whoever looks, and ends the thread without a word: a run that broke off is no good end."""
+
+    failure: deque[BaseException]
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is not None:
+            self.failure.append(error)
+        return True
+
+
+def _called(name: str, size: int, place: int) -> str:
+    return name if size == 1 else f"{name} {'xyz'[place]}" if size == 3 else f"{name} {place}"

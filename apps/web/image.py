@@ -35,6 +35,8 @@ KEPT = {
     "int4": "in 4 bits",
     "int2": "in 2 bits",
     "fp8": "in 8 bits, float",
+    "turbo4": "turned, in 4 bits",
+    "turbo2": "turned, in 2 bits",
 }
 Outputs = tuple[Any, ...]
 
@@ -73,15 +75,19 @@ class ImageTab:
         tokens: int | float,
     ) -> Iterator[Outputs]:
         """Answer, streamed; then, if asked for, once more with every token. Outputs: figure, two cards, status, looker."""
-        looker.stopped = False
-        choice, longest, begun = Choice(method, share, kv, weights), checked_tokens(tokens), time.perf_counter()
+        began, begun = looker.stops, time.perf_counter()
+        choice, longest = Choice(method, share, kv, weights), checked_tokens(tokens)
         compression(choice.spec)
         picture = looker.show(Upload.of(file, "picture"), self.limits)
-        yield from ((gr.skip(), gr.skip(), gr.skip(), told, looker) for told in self._loading(weights))
+        for told in self._loading(weights):
+            if looker.stops != began:
+                yield gr.skip(), gr.skip(), gr.skip(), markup.status("stopped"), looker
+                return
+            yield gr.skip(), gr.skip(), gr.skip(), told, looker
         chosen, full = _Card(self.models, choice), _Card(self.models, choice.full)
         said = Said("")
         yield gr.skip(), chosen.writing(said), full.waiting(both), markup.status("reading the picture", busy=True), looker
-        for said in looker.ask(self.models, picture, question, choice, longest):
+        for said in looker.ask(self.models, picture, question, choice, longest, began):
             yield gr.skip(), chosen.writing(said), gr.skip(), markup.status("answering", busy=True), looker
         first = said
         if first.answer is None:
@@ -89,7 +95,7 @@ class ImageTab:
             return
         figure = _figure(picture, first.answer.sights[0])
         yield figure, chosen.done(first, first), gr.skip(), markup.status("answering once more, with every token", busy=both), looker
-        for said in looker.ask(self.models, picture, question, choice.full, longest) if both else ():
+        for said in looker.ask(self.models, picture, question, choice.full, longest, began) if both else ():
             yield gr.skip(), gr.skip(), full.writing(said), gr.skip(), looker
         if said.answer is None:
             yield gr.skip(), gr.skip(), full.unfinished(said), markup.status("stopped"), looker
@@ -177,10 +183,9 @@ def tab(page: gr.Blocks, models: Models, limits: Limits) -> None:
             note = gr.HTML(markup.status(), elem_id="status", elem_classes="mm-out")
             method = gr.Dropdown(_methods(), value="simplecluster", label="Method", elem_id="method")
             share = gr.Slider(2, 100, 25, step=1, label="Tokens kept, in percent", elem_id="share", buttons=[])
-            kinds = [(f"{kind}: {KEPT.get(kind, '')}", kind) for kind in KINDS]
-            kv = gr.Dropdown(kinds, value="dense", label="Keys and values", elem_id="kv")
+            kv = gr.Dropdown(_kinds(models.kv), value=models.kv, label="Keys and values", elem_id="kv")
             tokens = gr.Slider(1, LONGEST, 48, step=1, label="Longest answer, in tokens", buttons=[], elem_id="longest")
-            weights = gr.Radio([(models.label(kind), kind) for kind in WEIGHTS], value="none", label="Weights", elem_id="weights")
+            weights = gr.Radio([(models.label(kind), kind) for kind in WEIGHTS], value=models.first, label="Weights", elem_id="weights")
             both = gr.Checkbox(True, label="Answer once more with every token, to compare", elem_id="both")
         with gr.Column(scale=7, min_width=320, elem_classes="mm-right"):
             figure = gr.HTML(_blank(), elem_id="figure", elem_classes="mm-out")
@@ -203,13 +208,19 @@ def tab(page: gr.Blocks, models: Models, limits: Limits) -> None:
 
 
 def _stop(looker: Looker) -> str:
-    looker.stopped = True
+    looker.stops += 1
     return markup.status("stopped")
 
 
 def _methods() -> list[tuple[str, str]]:
     """Every method by name, with what it is."""
     return [(name, name) for name in plugins.available(METHODS) if name != "identity"]
+
+
+def _kinds(first: str) -> list[tuple[str, str]]:
+    """How keys and values may be kept, each with what it is; the one that the page begins with may be a policy with its amount."""
+    kinds = [(f"{kind}: {KEPT[kind]}", kind) for kind in KINDS]
+    return kinds if first in KINDS else [(first, first), *kinds]
 
 
 def _blank() -> str:

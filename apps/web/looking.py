@@ -70,11 +70,11 @@ class Said:
 class Looker:
     """One visitor's: the picture as it was last encoded, and what is remembered of it where the cache remembers.
 
-    `stopped`, which another event may set, ends the answer that is being given.
+    `stops` counts how often another event ended the answer that was being given.
     """
 
     shown: str = ""
-    stopped: bool = False
+    stops: int = 0
     media: Image | None = None
     encoded: dict[str, Encoded] = field(default_factory=dict)
     memories: dict[tuple[str, str], tuple[Memory, Sights]] = field(default_factory=dict)
@@ -100,8 +100,10 @@ class Looker:
         (row,) = laid.rows.values()
         return row.sights[0]
 
-    def ask(self, models: Models, picture: Image, question: str, choice: Choice, tokens: int) -> Iterator[Said]:
+    def ask(self, models: Models, picture: Image, question: str, choice: Choice, tokens: int, began: int) -> Iterator[Said]:
         """The answer about what `show` gave, piece by piece, at its end whole, unless it is stopped. Raises as a pipeline does.
+
+        `began` is what `stops` was when this was asked for.
 
         The models' `turn` is held while something is computed, and only then.
         """
@@ -112,7 +114,7 @@ class Looker:
             pieces = pipe.stream(picture, question, max_tokens=tokens)
         text = ""
         with closing(pieces):
-            while not self.stopped:
+            while self.stops == began:
                 with models.turn:
                     piece = next(pieces, None)
                 if piece is None:

@@ -23,7 +23,10 @@ from mmsdk.apps.web.page import build
 from mmsdk.apps.web.theme import style, theme
 from mmsdk.errors import InputError
 from mmsdk.families import open_model
+from mmsdk.kv.memory import memory_of
 from mmsdk.legibility import LegibilityWarning
+from mmsdk.models.types import VLM
+from mmsdk.pipeline import find_device
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.vision.intake import Limits
 
@@ -36,11 +39,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted, or until the model cannot be loaded. Wrong flags are told before it is."""
     # said on the page, below the answer
     warnings.simplefilter("ignore", LegibilityWarning)
-    place = torch.device("cpu")
-    dtype = resolve_dtype("auto", place)
-    models = Models(lambda weights: open_model(args.model, dtype, place, resolve_quantize(weights, place)), args.model, _short(dtype))
+    models = _models(args)
     with opened(models, args.host, args.port, args.max_upload_mb, args.share) as url, _until_signalled() as stop:
-        first = models.begin("none")
+        first = models.begin(models.first)
         first.add_done_callback(lambda loaded: stop.set() if loaded.exception() else None)
         print(json.dumps({"url": url, "model": args.model}) if args.json else f"the demo is at {url}; Ctrl-C ends it", flush=True)
         stop.wait()
@@ -48,6 +49,19 @@ def run(args: argparse.Namespace) -> int:
             # where it cannot be had, there is nothing to show
             first.result()
     return 0
+
+
+def _models(args: argparse.Namespace) -> Models:
+    """The models of the page, by what was said of them. Raises as `pipeline` does for words that cannot be, before anything is loaded."""
+    place = find_device(args.device)
+    dtype = resolve_dtype(args.dtype, place)
+    resolve_quantize(args.quantize, place)
+    memory_of(args.kv)
+
+    def load(weights: str) -> VLM:
+        return open_model(args.model, dtype, place, resolve_quantize(weights, place), args.gguf_file)
+
+    return Models(load, args.model, _short(dtype), args.quantize, args.kv)
 
 
 @contextlib.contextmanager

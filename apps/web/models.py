@@ -25,31 +25,39 @@ STEP = 0.2  # seconds between two looks at a model that loads
 
 
 class Models:
-    """`load` opens the model by the name of how its matrices are stored; `name` and `precision` are what the page calls it."""
+    """`load` opens the model by the name of how its matrices are stored; `name` and `precision` are what the page calls it.
 
-    def __init__(self, load: Callable[[str], VLM], name: str, precision: str) -> None:
-        self.name, self.precision = name, precision
+    `first` and `kv` are the weights and the memory that a page begins with.
+    """
+
+    def __init__(self, load: Callable[[str], VLM], name: str, precision: str, first: str = "none", kv: str = "dense") -> None:
+        self.name, self.precision, self.first, self.kv = name, precision, first, kv
         self.turn = Lock()
         self._load = load
         self._futures: dict[str, Future[VLM]] = {}
-        self._lock = Lock()
+        self._lock, self._closed = Lock(), False
         # one after the other: each takes a whole processor, and the memory of a model in float32
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     def begin(self, weights: str) -> "Future[VLM]":
-        """The model, which is loaded in the background if nobody asked for it before, or if that failed."""
+        """The model, which is loaded in the background if nobody asked for it before, or if that failed.
+
+        Raises ModelError for weights that there are not, and for any that would have to be loaded while the page closes.
+        """
         if weights not in WEIGHTS:
             raise ModelError(f"there are no weights {weights!r}; choose {', '.join(WEIGHTS)}")
         with self._lock:
             known = self._futures.get(weights)
-            if known is None or (known.done() and known.exception() is not None):
+            if known is None or known.cancelled() or (known.done() and known.exception() is not None):
+                if self._closed:
+                    raise ModelError("the page is closing; no model is loaded any more")
                 self._futures[weights] = known = self._pool.submit(self._opened, weights)
             return known
 
     def ready(self, weights: str) -> bool:
         """Whether it is there."""
         known = self._futures.get(weights)
-        return known is not None and known.done() and known.exception() is None
+        return known is not None and known.done() and not known.cancelled() and known.exception() is None
 
     def waited(self, weights: str) -> Iterator[float]:
         """The seconds that have been waited, again and again until the model is there, or cannot be had."""
@@ -57,6 +65,8 @@ class Models:
         while not future.done():
             yield time.perf_counter() - begun
             wait((future,), STEP)
+        if future.cancelled():
+            raise ModelError("the page is closing; no model is loaded any more")
 
     def pipe(self, weights: str, compress: CompressionSpec = "identity", recall: Recall = Recall()) -> Pipeline:
         """A pipeline over the shared model. Waits until it is there; raises what loading raised, and as `compression` does."""
@@ -68,6 +78,8 @@ class Models:
 
     def close(self) -> None:
         """Begin with no further model."""
+        with self._lock:
+            self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _opened(self, weights: str) -> VLM:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.memory import Memory, Shape
 from mmsdk.kv.paged import PagedCache
+from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.types import KVCache
 
 __all__ = ["Noted"]
@@ -30,7 +31,7 @@ class Noted:
     @property
     def megabytes(self) -> float:
         """MB of keys and values that the last cache holds, room for the rest of the answer included where it was set aside."""
-        return sum(cache.nbytes for cache in self._cache if isinstance(cache, DenseCache | PagedCache)) / 1e6
+        return sum(cache.nbytes for cache in self._cache if isinstance(cache, DenseCache | PagedCache | PolicyCache)) / 1e6
 
     def begin(
         self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0

@@ -46,15 +46,20 @@ class VideoTab:
         self, file: Any, question: str, method: str, hold: int | float, frames: int | float, weights: str, watcher: Watcher
     ) -> Iterator[Outputs]:
         """Frames one after another, then the answer. Outputs: timeline, answer, status, watcher."""
-        watcher.stopped = False
+        began = watcher.stops
         video = self._taken(Upload.of(file, "clip"), frames)
         for seconds in self.models.waited(weights):
             told = f"loading {self.models.name}, {self.models.label(weights)}: {seconds:.1f} s"
+            if watcher.stops != began:
+                break
             yield gr.skip(), gr.skip(), markup.status(told, busy=True), watcher
-        for steps in watcher.see(self.models, video, method, int(hold), weights):
+        if watcher.stops != began:
+            yield gr.skip(), gr.skip(), markup.status("stopped"), watcher
+            return
+        for steps in watcher.see(self.models, video, method, int(hold), weights, began):
             told = f"{len(watcher.frames)} of {len(video.frames)} frames seen"
             yield _timeline(steps, int(hold)), gr.skip(), markup.status(told, busy=True), watcher
-        if watcher.stopped:
+        if watcher.stops != began:
             yield gr.skip(), gr.skip(), markup.status(STOPPED), watcher
             return
         for outputs in self.ask(question, watcher):
@@ -62,9 +67,9 @@ class VideoTab:
 
     def ask(self, question: str, watcher: Watcher) -> Iterator[Outputs]:
         """The answer about what was seen so far. Outputs: answer, status, watcher."""
-        watcher.stopped = False
+        began = watcher.stops
         begun, tag, text, whole = time.perf_counter(), _tag(watcher), "", False
-        for text, answer in watcher.ask(self.models, question, checked_tokens(TOKENS)):
+        for text, answer in watcher.ask(self.models, question, checked_tokens(TOKENS), began):
             whole = answer is not None
             if answer is None:
                 yield markup.card(question, tag, text, writing=True, chosen=True), markup.status("answering", busy=True), watcher
@@ -96,7 +101,9 @@ def tab(models: Models, limits: Limits) -> None:
             method = gr.Dropdown(_holding(), value="simplecluster", label="Method", elem_id="clip-method")
             hold = gr.Slider(16, 1024, 256, step=16, label="Tokens held, at most", elem_id="hold", buttons=[])
             frames = gr.Slider(2, MOST, TAKEN, step=2, label="Frames taken of the clip", elem_id="frames", buttons=[])
-            weights = gr.Radio([(models.label(kind), kind) for kind in WEIGHTS], value="none", label="Weights", elem_id="clip-weights")
+            weights = gr.Radio(
+                [(models.label(kind), kind) for kind in WEIGHTS], value=models.first, label="Weights", elem_id="clip-weights"
+            )
         with gr.Column(scale=7, min_width=320, elem_classes="mm-right"):
             timeline = gr.HTML(here.show({"path": str(SAMPLE)}, TAKEN), elem_id="timeline", elem_classes="mm-out")
             answer = gr.HTML(markup.card(QUESTION, "no frame seen yet", ""), elem_id="clip-answer", elem_classes="mm-out")
@@ -123,7 +130,7 @@ def _can_hold(name: str) -> bool:
 
 
 def _stop(watcher: Watcher) -> str:
-    watcher.stopped = True
+    watcher.stops += 1
     return markup.status(STOPPED)
 
 

@@ -35,21 +35,25 @@ class Step:
 class Watcher:
     """One visitor's clip as far as it was watched. Questions may come while frames do: the models' `turn` is held for one of the two.
 
-    `stopped`, which another event may set, ends what is being done; what was seen is held.
+    `stops` counts how often another event ended what was being done; what began at one count ends when it has changed, and what was seen
+    is held.
     """
 
     watch: Watch | None = None
-    stopped: bool = False
+    stops: int = 0
     weights: str = "none"
     frames: list[PIL.Image.Image] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-    def see(self, models: Models, video: Video, by: str, hold: int, weights: str) -> Iterator[list[Step]]:
-        """Watch a clip from its first frame; after every window what is held. Raises as `Pipeline.watch` and `Watch.push` do."""
+    def see(self, models: Models, video: Video, by: str, hold: int, weights: str, began: int) -> Iterator[list[Step]]:
+        """Watch a clip from its first frame; after every window what is held. Raises as `Pipeline.watch` and `Watch.push` do.
+
+        `began` is what `stops` was when this was asked for, here and below.
+        """
         self.watch, self.weights = models.pipe(weights).watch(by, hold=hold, window=WINDOW), weights
         self.frames, self.seconds = [], []
         for number, (frame, seconds) in enumerate(zip(video.frames, video.times.tolist(), strict=True), 1):
-            if self.stopped:
+            if self.stops != began:
                 return
             with models.turn:
                 self.watch.push(frame, seconds)
@@ -69,7 +73,7 @@ class Watcher:
         frames = [step * len(self.frames) // steps for step in range(steps)]
         return [Step(self.frames[at], self.seconds[at], held[step], rows * columns) for step, at in enumerate(frames)]
 
-    def ask(self, models: Models, question: str, tokens: int) -> Iterator[tuple[str, Answer | None]]:
+    def ask(self, models: Models, question: str, tokens: int, began: int) -> Iterator[tuple[str, Answer | None]]:
         """The answer about what was seen so far, piece by piece; at its end whole, unless it is stopped.
 
         Raises InputError before the first frame.
@@ -83,7 +87,7 @@ class Watcher:
             pieces = pipe.stream(seen, question, max_tokens=tokens)
         text = ""
         with closing(pieces):
-            while not self.stopped:
+            while self.stops == began:
                 with models.turn:
                     piece = next(pieces, None)
                 if piece is None:
