@@ -8,8 +8,8 @@ Letters: v views (the overview first), n patches of a view, r rows and c columns
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.errors import InputError
+from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.pixels import Filter, Levels, framed, resized
 from mmsdk.vision.prepare import Prepare
+from mmsdk.vision.shorten import Area, Shortened
 from mmsdk.vision.tiled import Viewed
 from mmsdk.vision.types import Media, Video, VisualTokens
 
@@ -83,6 +85,23 @@ class Canvas:
             kept = F.interpolate(kept[None], wanted, mode="bilinear")[0]
         return kept.flatten(1).T
 
+    def areas(self, size: tuple[int, int]) -> list[Area]:
+        """The patches of each tile that are picture, in reading order of tiles; none where a tile is black."""
+        (rows, columns), cells = self._window(size), self.cells
+        return [
+            Area(*_within(rows, top, cells), *_within(columns, left, cells))
+            for top in range(0, self.best(size)[0] // self.side * cells, cells)
+            for left in range(0, self.best(size)[1] // self.side * cells, cells)
+        ]
+
+    def places(self, size: tuple[int, int], tile: int, inside: Int[Tensor, "m 2"]) -> Int[Tensor, "m 2"]:
+        """The cells of the plane that places in the area of a tile, counted from 0, come to stand in."""
+        rows, columns = self._window(size)
+        tall, wide = divmod(tile, self.best(size)[1] // self.side)
+        corner = [max(0, tall * self.cells - rows.start), max(0, wide * self.cells - columns.start)]
+        kept = rows.stop - rows.start, columns.stop - columns.start
+        return _scaled(inside + torch.tensor(corner, device=inside.device), kept, self.detail(size))
+
     def _window(self, size: tuple[int, int]) -> tuple[slice, slice]:
         """The rows and columns of the canvas's patches that are picture; the rounding is that of the checkpoints' own code."""
         canvas = self.best(size)
@@ -103,7 +122,8 @@ class Canvas:
 class AnyRes:
     """`Views` of pictures on a canvas, and of clips frame by frame, `lift` being what is made of features before planes are.
 
-    `shrunk` is how many rows and columns `shrink` leaves of a frame.
+    `shrunk` is how many rows and columns `shrink` leaves of a frame. Where it makes them of squares of `square` x `square` patches each, a
+    shortened transformer merges these; where it does otherwise (1), merging comes in its place, and so it does where a plane is scaled.
     """
 
     canvas: Canvas
@@ -112,6 +132,7 @@ class AnyRes:
     lift: Callable[[Float[Tensor, "v n d"]], Float[Tensor, "v n e"]]
     shrink: Shrink
     shrunk: int
+    square: int = 1
 
     def count(self, size: tuple[int, int], frames: int) -> int:
         """See `mmsdk.vision.tiled.Views`."""
@@ -138,6 +159,31 @@ class AnyRes:
         weight = torch.ones(len(features), device=features.device)
         return VisualTokens(features, positions, weight, grid, times.to(features.device), saliency[:, 0], keys)
 
+    def areas(self, size: tuple[int, int], frames: int) -> list[Area]:
+        """See `mmsdk.vision.tiled.Views`."""
+        cells = self.canvas.cells
+        side = self.shrunk * self.square if self.square > 1 else cells
+        return [Area(0, side, 0, side, self.square)] * frames or [Area(0, cells, 0, cells), *self.canvas.areas(size)]
+
+    def merged(self, item: Media, views: Sequence[Merged]) -> Shortened:
+        """See `mmsdk.vision.tiled.Views`."""
+        areas = self.areas(item.size, len(views) if isinstance(item, Video) else 0)
+        grid = (len(views), self.shrunk, self.shrunk) if isinstance(item, Video) else self.grid(item.size)
+        lifted = [self._lifted(view, area.side**2) for view, area in zip(views, areas, strict=True)]
+        places = [self._places(item, number, area, view.places) for number, (view, area) in enumerate(zip(views, areas, strict=True))]
+        device = places[0].device
+        squares = [self._places(item, number, area, _cells((1, *area.grid), device)[:, 1:]) for number, area in enumerate(areas)]
+        return together(lifted, places, squares, grid, item.times if isinstance(item, Video) else torch.zeros(2))
+
+    def _lifted(self, view: Merged, each: int) -> Merged:
+        return replace(view, features=self.lift(view.features.unflatten(1, (each, -1))).mean(dim=1))
+
+    def _places(self, item: Media, number: int, area: Area, inside: Int[Tensor, "m 2"]) -> Int[Tensor, "m 3"]:
+        """Where places in a view stand on the grid of its input."""
+        if isinstance(item, Video):
+            return F.pad(_scaled(inside, area.grid, (self.shrunk, self.shrunk)), (1, 0), value=number)
+        return F.pad(self.canvas.places(item.size, number - 1, inside) if number else inside, (1, 0), value=min(number, 1))
+
     def grid(self, size: tuple[int, int]) -> tuple[int, int, int]:
         """The grid of a picture of (height, width) pixels: as large as the overview and the plane need it."""
         rows, columns = self.canvas.detail(size)
@@ -161,6 +207,18 @@ def halved(planes: Float[Tensor, "f d g g"]) -> Float[Tensor, "f d y x"]:
     """Half as many rows and columns, rounded up, by bilinear interpolation."""
     side = (planes.shape[-1] + 1) // 2
     return F.interpolate(planes, (side, side), mode="bilinear")
+
+
+def _within(kept: slice, start: int, cells: int) -> tuple[int, int]:
+    """From and to where a tile that begins at `start` is within what is kept, counted from its own first patch."""
+    first, last = max(kept.start - start, 0), min(kept.stop - start, cells)
+    return (first, last) if first < last else (0, 0)
+
+
+def _scaled(places: Int[Tensor, "m 2"], size: tuple[int, int], to: tuple[int, int]) -> Int[Tensor, "m 2"]:
+    """The middles of cells of a grid of `size` on one of another size."""
+    sizes, wanted = (torch.tensor(one, device=places.device) for one in (size, to))
+    return (2 * places + 1) * wanted // (2 * sizes)
 
 
 def _cells(grid: tuple[int, int, int], device: torch.device) -> Int[Tensor, "m 3"]:

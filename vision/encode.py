@@ -6,7 +6,6 @@ Letters: f frames, b frames in one batch, n tokens of a frame, m of an input aft
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,8 +14,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mmsdk.errors import BudgetError, InputError, ModelError
+from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.pooling import Pool, patches, pooled_grid
-from mmsdk.vision.shorten import WHOLE, Groups, Shortened, Shortener, Shortening
+from mmsdk.vision.shorten import WHOLE, Area, Groups, Shortened, Shortener, Shortening
 from mmsdk.vision.types import Media, Video, VisualTokens
 from mmsdk.vision.vit import ViT
 
@@ -140,9 +140,9 @@ class Encoder:
         for i, item in enumerate(media):
             for frame, plan in enumerate(plans[i]):
                 runs[self.preprocess.grid(item.size), plan][i].append(frame)
-        found: dict[tuple[int, int], _Frame] = {}
+        found: dict[tuple[int, int], Merged] = {}
         for (grid, plan), members in runs.items():
-            seen = _Frame.of(self._see([_frames(media[i])[frames] for i, frames in members.items()], plan), grid[1])
+            seen = _merged(self._see([_frames(media[i])[frames] for i, frames in members.items()], plan), grid)
             found |= dict(zip(((i, frame) for i, frames in members.items() for frame in frames), seen, strict=True))
         grids = [(len(plans[i]), *self.preprocess.grid(item.size)) for i, item in enumerate(media)]
         return [_shortened(item, [found[i, frame] for frame in range(grids[i][0])], grids[i]) for i, item in enumerate(media)]
@@ -165,44 +165,16 @@ class Encoder:
             yield {number: len(part) for number, part in parts.items()}, self.backbone(pixels, shortening)
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """One shortened frame: its tokens in reading order, where they are, and the token of each patch."""
-
-    features: Float[Tensor, "m d"]
-    saliency: Float[Tensor, " m"]
-    keys: Float[Tensor, "m e"]
-    weight: Float[Tensor, " m"]
-    places: Int[Tensor, "m 2"]
-    owner: Int[Tensor, " n"]
-
-    @staticmethod
-    def of(sight: Sight, columns: int) -> "list[_Frame]":
-        groups = sight.groups
-        places = groups.centres(columns)
-        order = (places[..., 0] * columns + places[..., 1]).argsort(dim=1, stable=True)
-        tensors = (sight.features, sight.saliency, sight.keys, groups.size[:, groups.first :], places)
-        sorted_ = [x.gather(1, order.view(*order.shape, *[1] * (x.ndim - 2)).expand_as(x)) for x in tensors]
-        owner = order.argsort(dim=1).gather(1, groups.owner - groups.first)
-        return [_Frame(*frame) for frame in zip(*sorted_, owner, strict=True)]
+def _merged(sight: Sight, grid: tuple[int, int]) -> list[Merged]:
+    """Shortened frames of one grid."""
+    groups = sight.groups.tokens(Area(0, grid[0], 0, grid[1]), grid)
+    return Merged.of(sight.features, sight.saliency, sight.keys, groups, grid[1])
 
 
-def _shortened(item: Media, frames: Sequence[_Frame], grid: tuple[int, int, int]) -> Shortened:
-    device = frames[0].features.device
-    starts = accumulate((len(frame.weight) for frame in frames), initial=0)
-    steps = [torch.full((len(frame.weight), 1), t, device=device) for t, frame in enumerate(frames)]
+def _shortened(item: Media, frames: Sequence[Merged], grid: tuple[int, int, int]) -> Shortened:
+    places = [F.pad(frame.places, (1, 0), value=t) for t, frame in enumerate(frames)]
     times = item.times if isinstance(item, Video) else torch.zeros(1)
-    tokens = VisualTokens(
-        features=torch.cat([frame.features for frame in frames]),
-        positions=torch.cat([torch.cat((step, frame.places), dim=1) for step, frame in zip(steps, frames, strict=True)]),
-        weight=torch.cat([frame.weight for frame in frames]),
-        grid=grid,
-        times=times.to(device),
-        saliency=torch.cat([frame.saliency for frame in frames]),
-        keys=torch.cat([frame.keys for frame in frames]),
-    )
-    owner = torch.cat([start + frame.owner for start, frame in zip(starts, frames, strict=False)])
-    return Shortened(tokens, _positions(grid, device), owner)
+    return together(frames, places, [_positions(grid, frames[0].features.device)], grid, times)
 
 
 def _check(media: Sequence[Media]) -> None:

@@ -3,14 +3,17 @@
 Letters: v views of an input (one, or a clip's frames), n patches of a view, m tokens of it, d width.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.prepare import Prepare
+from mmsdk.vision.shorten import Area, Shortened
 from mmsdk.vision.tiled import Viewed
 from mmsdk.vision.types import Media, Video, VisualTokens
 
@@ -48,6 +51,19 @@ class Pooled:
         times = item.times.to(device) if isinstance(item, Video) else torch.zeros(1, device=device)
         weight = torch.full((len(features),), float(self.pool**2), device=device)
         return VisualTokens(features, positions, weight, grid, times, saliency[:, 0], keys)
+
+    def areas(self, size: tuple[int, int], frames: int) -> list[Area]:
+        """See `mmsdk.vision.tiled.Views`: what is averaged into one token merges as one."""
+        return [Area(0, self.cells, 0, self.cells, self.pool)] * max(frames, 1)
+
+    def merged(self, item: Media, views: Sequence[Merged]) -> Shortened:
+        """See `mmsdk.vision.tiled.Views`."""
+        grid, each = (len(views), self.side, self.side), self.pool**2
+        means = [replace(one, features=one.features.unflatten(1, (each, -1)).mean(1), weight=one.weight * each) for one in views]
+        places = [F.pad(view.places, (1, 0), value=number) for number, view in enumerate(views)]
+        axes = [torch.arange(size, device=places[0].device) for size in grid]
+        cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
+        return together(means, places, [cells], grid, item.times if isinstance(item, Video) else torch.zeros(1))
 
     def _means(self, x: Float[Tensor, "v n d"]) -> Float[Tensor, "m d"]:
         planes = x.transpose(1, 2).unflatten(2, (self.cells, self.cells))

@@ -5,7 +5,12 @@ which of them become one. The plan is applied to the stream, and at the end to w
 scores of any layer speak of the same final tokens. Sizes travel along: attention adds their logarithm, as if a token of five patches were
 five tokens (proportional attention, ToMe, arXiv 2210.09461).
 
-Letters: b rows of the batch, s tokens of the stream (class tokens first), n patches, m tokens left, d width, h heads, e width of a head.
+Where a family makes a token of several patches, what merges is what becomes one token: an `Area` says which squares of patches these are,
+and each of a square's patches merges with the one at its own place in another square. This is ours; the paper's transformers have one
+patch a token. Patches outside the area become no tokens: they take part in attention, stay by themselves, and are left out at the end.
+
+Letters: b rows of the batch, s tokens of the stream (class tokens first), n patches, u squares of patches, m tokens left, d width, h heads,
+e width of a head.
 """
 
 from collections.abc import Sequence
@@ -18,14 +23,15 @@ from torch import Tensor
 
 from mmsdk.vision.types import Media, VisionEncoder, VisualTokens
 
-__all__ = ["WHOLE", "Groups", "Inside", "Shortened", "Shortener", "Shortening", "ShorteningEncoder", "Whole"]
+__all__ = ["WHOLE", "Area", "Groups", "Inside", "Shortened", "Shortener", "Shortening", "ShorteningEncoder", "Whole"]
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
     """What a block shows between its attention and its MLP: the stream, the block's queries and keys, and the patches of each token.
 
-    The first `first` tokens are class tokens, which stay what they are.
+    The first `first` tokens are class tokens and patches outside the area, which stay what they are. Where tokens are made of squares of
+    patches, each of the others is the mean of one.
     """
 
     hidden: Float[Tensor, "b s d"]
@@ -66,11 +72,48 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Area:
+    """The patches of a view that become tokens: rows `top` to `bottom`, columns `left` to `right`, in squares of `side` x `side`.
+
+    Rows and columns that make no whole square are not in it.
+    """
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+    side: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of squares."""
+        return max(0, self.bottom - self.top) // self.side, max(0, self.right - self.left) // self.side
+
+    @property
+    def count(self) -> int:
+        """u, the squares."""
+        return self.grid[0] * self.grid[1]
+
+    def order(self, view: tuple[int, int], device: torch.device) -> Int[Tensor, " n"]:
+        """The patches of a view of (rows, columns): those outside, then square by square in reading order, each in its own."""
+        rows, columns = self.grid
+        number = torch.arange(view[0] * view[1], device=device).unflatten(0, view)
+        inside = number[self.top : self.top + rows * self.side, self.left : self.left + columns * self.side]
+        squares = inside.unflatten(0, (-1, self.side)).unflatten(2, (-1, self.side)).transpose(1, 2).flatten()
+        outside = torch.ones(view[0] * view[1], dtype=torch.bool, device=device).index_fill(0, squares, False)
+        return torch.cat((number.flatten()[outside], squares))
+
+
+@dataclass(frozen=True, slots=True)
 class Shortening:
-    """A method and the patch tokens it leaves after each block; without `counts` all stay."""
+    """A method and the patch tokens it leaves after each block; without `counts` all stay, without an `area` all patches are in it.
+
+    Where a token is made of a square of patches, squares are counted.
+    """
 
     by: Shortener = Whole()
     counts: tuple[int, ...] = ()
+    area: tuple[Area, ...] = ()
 
 
 WHOLE = Shortening()
@@ -78,12 +121,16 @@ WHOLE = Shortening()
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Who is together: the patches of each token (1 for a class token), and the token of each patch."""
+    """Who is together: the patches of each token (1 for a class token), and the token of each patch.
+
+    Behind the `first` ones, every `each` tokens are the patches of one square.
+    """
 
     size: Float[Tensor, "b s"]
     owner: Int[Tensor, "b n"]
     first: int
     merged: bool = False
+    each: int = 1
 
     @staticmethod
     def of(stream: Float[Tensor, "b s d"], first: int) -> "Groups":
@@ -91,21 +138,57 @@ class Groups:
         b, s, _ = stream.shape
         return Groups(stream.new_ones(b, s, dtype=torch.float32), torch.arange(first, s, device=stream.device).expand(b, -1), first)
 
+    @staticmethod
+    def begin(stream: Float[Tensor, "b s d"], first: int, area: Area, order: Int[Tensor, " n"]) -> tuple[Float[Tensor, "b s d"], "Groups"]:
+        """The stream with its patches in this order, and each patch for itself."""
+        here = torch.cat((torch.arange(first, device=order.device), order + first))
+        groups, each = Groups.of(stream, first), area.side**2
+        owner = (order.argsort() + first).expand(len(stream), -1)
+        return stream[:, here], Groups(groups.size, owner, stream.shape[1] - area.count * each, each=each)
+
+    @property
+    def count(self) -> int:
+        """The tokens that are left, where those of `each` patches count once."""
+        return (self.size.shape[1] - self.first) // self.each
+
     @property
     def bias(self) -> Float[Tensor, "b s"] | None:
         """What is added to attention scores, in float32: none as long as nothing was merged."""
         return self.size.log() if self.merged else None
 
+    def target(self, by: Shortener, inside: Inside, count: int) -> Int[Tensor, "b s"]:
+        """The token that each token becomes part of: the patches of a square go where it goes, each to the one at its own place there."""
+        hidden, size = self.squares(inside.hidden, 1), self.squares(inside.size, 1)
+        target = by.join(Inside(hidden, self.squares(inside.query, 2), self.squares(inside.key, 2), size, self.first), count)
+        if self.each == 1:
+            return target
+        places = torch.arange(self.each, device=target.device)
+        inner = (target[:, self.first :, None] - self.first) * self.each + places
+        return torch.cat((target[:, : self.first], self.first + inner.flatten(1)), dim=1)
+
+    def squares(self, values: Float[Tensor, "*_"], dim: int) -> Float[Tensor, "*_"]:
+        """Means over what becomes one token, along the dimension of the stream."""
+        if self.each == 1:
+            return values
+        head, rest = values.split((self.first, values.shape[dim] - self.first), dim=dim)
+        return torch.cat((head, rest.unflatten(dim, (-1, self.each)).mean(dim=dim + 1)), dim=dim)
+
     def joined(self, target: Int[Tensor, "b s"], count: int) -> "Groups":
-        """The groups after every token joined its target, `count` patch tokens."""
-        size = self.size.new_zeros(len(target), self.first + count).scatter_add_(1, target, self.size)
-        return Groups(size, target.gather(1, self.owner), self.first, merged=True)
+        """The groups after every token joined its target, `count` of what becomes one token."""
+        size = self.size.new_zeros(len(target), self.first + count * self.each).scatter_add_(1, target, self.size)
+        return Groups(size, target.gather(1, self.owner), self.first, merged=True, each=self.each)
+
+    def tokens(self, area: Area, view: tuple[int, int]) -> "Groups":
+        """Who is together among the squares of an area alone, in reading order; sizes count squares."""
+        order = area.order(view, self.owner.device)
+        owner = (self.owner[:, order[len(order) - area.count * self.each :: self.each]] - self.first) // self.each
+        return Groups(self.size[:, self.first :: self.each], owner, 0, self.merged)
 
     @staticmethod
     def cat(parts: Sequence["Groups"]) -> "Groups":
         """The rows of several batches of one plan."""
         size, owner = (torch.cat(column) for column in zip(*((part.size, part.owner) for part in parts), strict=True))
-        return Groups(size, owner, parts[0].first, parts[0].merged)
+        return Groups(size, owner, parts[0].first, parts[0].merged, parts[0].each)
 
     def centres(self, columns: int) -> Int[Tensor, "b m 2"]:
         """The row and column of each patch token on a grid so many columns wide: its patches' mean, halves rounded up."""
@@ -137,15 +220,15 @@ class Shortened:
 
 @runtime_checkable
 class ShorteningEncoder(VisionEncoder, Protocol):
-    """A `VisionEncoder` whose transformer can be shortened; each frame of a clip is, by itself, and is not pooled afterwards."""
+    """A `VisionEncoder` whose transformer can be shortened. What it looks at at one time (a tile, a frame) is, by itself."""
 
     def plan(self, size: tuple[int, int], frames: int, by: Shortener, count: int) -> list[Shortening]:
-        """How each frame of an input of (height, width) pixels comes to its part of `count` tokens.
+        """How each view of an input of (height, width) pixels comes to its part of `count` tokens.
 
-        Raises BudgetError where a frame would have no token, or the method cannot get there.
+        Raises BudgetError where a view would have no token, or the method cannot get there.
         """
         ...
 
     def shortened(self, media: Sequence[Media], plans: Sequence[Sequence[Shortening]]) -> list[Shortened]:
-        """The tokens of each input, in input order, by one plan a frame."""
+        """The tokens of each input, in input order, by one plan a view."""
         ...

@@ -7,15 +7,19 @@ Letters: v views, n patches of a view, m tokens of it, s patches joined a side, 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
+from torch.nn import functional as F
 
+from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.pixels import Filter, Levels, resized
+from mmsdk.vision.shorten import Area, Shortened
 from mmsdk.vision.tiled import Viewed
 from mmsdk.vision.types import Media, Video, VisualTokens
 
@@ -69,16 +73,34 @@ class Shuffled:
         """See `mmsdk.vision.tiled.Views`."""
         return self.tiling.whole(item.frames) if isinstance(item, Video) else self.tiling.cut(item.pixels)
 
+    def areas(self, size: tuple[int, int], frames: int) -> list[Area]:
+        """See `mmsdk.vision.tiled.Views`: what is joined into one token merges as one."""
+        return [Area(0, self.cells, 0, self.cells, self.factor)] * (frames or self.views(size))
+
+    def merged(self, item: Media, views: Sequence[Merged]) -> Shortened:
+        """See `mmsdk.vision.tiled.Views`."""
+        grid, device = (len(views), self.side, self.side), views[0].features.device
+        patches = [replace(view, weight=view.weight * self.factor**2) for view in views]
+        places = [F.pad(view.places, (1, 0), value=number) for number, view in enumerate(views)]
+        return together(patches, places, [_cells(grid, device)], grid, _times(item, len(views)))
+
     def tokens(self, item: Media, viewed: Viewed) -> VisualTokens:
         """See `mmsdk.vision.tiled.Views`; saliency and keys are the means of the patches of a token."""
         features = joined(viewed.features, self.factor).flatten(0, 1)
         saliency, keys = (_mean(x, self.factor) for x in (viewed.saliency[..., None], viewed.keys))
         views, device = len(viewed.features), features.device
-        axes = [torch.arange(size, device=device) for size in (views, self.side, self.side)]
-        positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
-        times = item.times.to(device) if isinstance(item, Video) else torch.zeros(views, device=device)
+        grid, times = (views, self.side, self.side), _times(item, views).to(device)
         weight = torch.full((len(features),), float(self.factor**2), device=device)
-        return VisualTokens(features, positions, weight, (views, self.side, self.side), times, saliency[:, 0], keys)
+        return VisualTokens(features, _cells(grid, device), weight, grid, times, saliency[:, 0], keys)
+
+
+def _cells(grid: tuple[int, int, int], device: torch.device) -> Int[Tensor, "m 3"]:
+    axes = [torch.arange(size, device=device) for size in grid]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
+
+
+def _times(item: Media, views: int) -> Float[Tensor, " v"]:
+    return item.times if isinstance(item, Video) else torch.zeros(views)
 
 
 def joined(views: Float[Tensor, "v n d"], factor: int) -> Float[Tensor, "v m e"]:

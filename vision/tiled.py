@@ -8,6 +8,7 @@ through the backbone together, a batch at a time.
 Letters: v views of an input, n patches of a view, m tokens of an input, d width of a patch, e width of a key.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.vision.encode import Backbone
+from mmsdk.vision.merged import Merged, planned
+from mmsdk.vision.shorten import Area, Shortened, Shortener, Shortening
 from mmsdk.vision.types import Image, Media, Video, VisualTokens
 
 __all__ = ["Tiled", "Viewed", "Views"]
@@ -53,10 +56,18 @@ class Views(Protocol):
         """The tokens of an input from what was seen in its views."""
         ...
 
+    def areas(self, size: tuple[int, int], frames: int) -> list[Area]:
+        """Of each view of a picture of (height, width) pixels (`frames` 0) or a clip, the patches that tokens are made of."""
+        ...
+
+    def merged(self, item: Media, views: Sequence[Merged]) -> Shortened:
+        """The tokens of an input from views that were shortened; features of a square of patches stand side by side."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """A `VisionEncoder` over views, at most `batch` of them at one time."""
+    """A `ShorteningEncoder` over views, at most `batch` of them at one time."""
 
     backbone: Backbone
     views: Views
@@ -84,6 +95,42 @@ class Tiled:
         counts = [len(views) for views in cut]
         seen = (Viewed(*parts) for parts in zip(features.split(counts), saliency.split(counts), keys.split(counts), strict=True))
         return [self.views.tokens(item, viewed) for item, viewed in zip(media, seen, strict=True)]
+
+    def plan(self, size: tuple[int, int], frames: int, by: Shortener, count: int) -> list[Shortening]:
+        """How each view of an input comes to its part of `count` tokens, like its part of all.
+
+        Raises BudgetError where a view would have no token, or the method cannot get there.
+        """
+        areas = self.views.areas(size, frames if frames > 1 else 0)
+        return planned(areas, by, count, self.backbone.vit.config.layers)
+
+    @torch.no_grad()
+    def shortened(self, media: Sequence[Media], plans: Sequence[Sequence[Shortening]]) -> list[Shortened]:
+        """The tokens of each input, in input order, by one plan a view; views of equal plans run together.
+
+        Raises InputError, with its place, for an input that cannot be seen.
+        """
+        like = self.backbone.vit.position
+        media = [_still(item) for item in media]
+        runs: dict[Shortening, list[tuple[int, int]]] = defaultdict(list)
+        for place, views in enumerate(plans):
+            for number, plan in enumerate(views):
+                runs[plan].append((place, number))
+        cut = [self._cut(place, item).to(like.device, like.dtype) for place, item in enumerate(media)]
+        found: dict[tuple[int, int], Merged] = {}
+        for plan, members in runs.items():
+            pixels = torch.stack([cut[place][number] for place, number in members])
+            seen = [one for part in pixels.split(self.batch) for one in self._merged(part, plan)]
+            found |= dict(zip(members, seen, strict=True))
+        return [self.views.merged(item, [found[place, i] for i in range(len(plans[place]))]) for place, item in enumerate(media)]
+
+    def _merged(self, pixels: Float[Tensor, "b 3 y x"], plan: Shortening) -> list[Merged]:
+        """What is left of views, the patches of a token's square side by side in its features."""
+        (area,), patch = plan.area, self.backbone.vit.config.patch
+        sight, view = self.backbone(pixels, plan), (pixels.shape[2] // patch, pixels.shape[3] // patch)
+        groups, each = sight.groups.tokens(area, view), sight.groups.each
+        saliency, keys = (x.unflatten(1, (-1, each)).mean(dim=2) for x in (sight.saliency, sight.keys))
+        return Merged.of(sight.features.unflatten(1, (-1, each)).flatten(2), saliency, keys, groups, area.grid[1])
 
     def _cut(self, place: int, item: Media) -> Float[Tensor, "v 3 y x"]:
         pixels = item.frames if isinstance(item, Video) else item.pixels

@@ -80,15 +80,15 @@ class TowerOutput:
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """How the heads of each patch turn."""
+    """How the heads of each patch turn, in all rows of a batch alike or in each its own way."""
 
-    cos: Float[Tensor, "n f"]
-    sin: Float[Tensor, "n f"]
+    cos: Float[Tensor, "*b n f"]
+    sin: Float[Tensor, "*b n f"]
 
     def __call__(self, query: Float[Tensor, "b h n e"], key: Float[Tensor, "b h n e"]) -> tuple[Tensor, Tensor]:
         """Queries and keys, turned."""
         cos, sin = (table.expand(1, len(query), -1, -1) for table in (self.cos, self.sin))
-        return rope(query, key, cos, sin, (self.cos.shape[1],))
+        return rope(query, key, cos, sin, (self.cos.shape[-1],))
 
 
 class Tower(nn.Module):
@@ -107,9 +107,7 @@ class Tower(nn.Module):
     def forward(self, patches: Float[Tensor, "b n c"], grid: Grid) -> TowerOutput:
         """Encode steps of one grid of (rows, columns) of patches."""
         config, deep = self.config, list[Tensor]()
-        # A convolution whose stride is its kernel is one matrix product.
-        x = F.linear(patches.to(self.patch.weight.dtype), self.patch.weight.flatten(1), self.patch.bias)
-        x, angles = x + self.positions(grid), self.angles(grid)
+        x, angles = self.embed(patches, grid), self.angles(*_corners(grid, self.patch.weight.device))
         saliency = keys = x.new_zeros(0)
         for number, block in enumerate(self.blocks):
             assert isinstance(block, Block)
@@ -123,6 +121,12 @@ class Tower(nn.Module):
                 keys = blocks(key.transpose(1, 2).flatten(2), grid, config.merge).unflatten(-1, (config.merge**2, -1)).mean(dim=-2)
         return TowerOutput(self.merger(x, grid), tuple(deep), saliency, keys)
 
+    def embed(self, patches: Float[Tensor, "b n c"], grid: Grid) -> Float[Tensor, "b n d"]:
+        """Patches as vectors, positions added."""
+        # A convolution whose stride is its kernel is one matrix product.
+        x = F.linear(patches.to(self.patch.weight.dtype), self.patch.weight.flatten(1), self.patch.bias)
+        return x + self.positions(grid)
+
     def positions(self, grid: Grid) -> Float[Tensor, "_ d"]:
         """Learned positions of a grid, bilinear between those of the learned square, whose corners are its corners; zeros without any."""
         if not isinstance(self.position, nn.Embedding):
@@ -131,13 +135,18 @@ class Tower(nn.Module):
         resampled = F.interpolate(plane, size=grid, mode="bilinear", align_corners=True)
         return resampled.flatten(2)[0].T.to(self.patch.weight.dtype)
 
-    def angles(self, grid: Grid) -> Angles:
+    def angles(self, rows: Float[Tensor, "*b n"], columns: Float[Tensor, "*b n"]) -> Angles:
         """Half of a head's pairs turn by the row, half by the column, both with the same frequencies."""
-        device, width = self.patch.weight.device, self.config.width // self.config.heads // 2
-        frequencies = 1.0 / self.config.theta ** (torch.arange(0, width, 2, device=device).float() / width)
-        rows, columns = (torch.arange(size, device=device).float()[:, None] * frequencies for size in grid)
-        angles = torch.cat((rows[:, None].expand(-1, grid[1], -1), columns[None].expand(grid[0], -1, -1)), dim=2).flatten(0, 1)
+        width = self.config.width // self.config.heads // 2
+        frequencies = 1.0 / self.config.theta ** (torch.arange(0, width, 2, device=rows.device).float() / width)
+        angles = torch.cat([place[..., None] * frequencies for place in (rows, columns)], dim=-1)
         return Angles(angles.cos(), angles.sin())
+
+
+def _corners(grid: Grid, device: torch.device) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """The row and the column of each patch."""
+    rows, columns = (torch.arange(size, device=device).float() for size in grid)
+    return rows.repeat_interleave(grid[1]), columns.repeat(grid[0])
 
 
 class Block(nn.Module):
@@ -154,12 +163,26 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"], angles: Angles, grid: Grid, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The stream after the layer, and its queries, its keys before they turn and after [b h n e]."""
+        query, key, value = self.inside(x)
+        turned_query, turned = angles(query, key)
+        x = self.add(x, attended(turned_query, turned, value, grid, window))
+        return self.feed(x), turned_query, key, turned
+
+    def inside(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [b h n e]."""
         b, n, _ = x.shape
         query, key, value = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        turned_query, turned = angles(query, key)
-        seen = attended(turned_query, turned, value, grid, window)
-        x = x + self.o(seen.transpose(1, 2).reshape(b, n, -1))
-        return x + self.mlp(self.norm2(x)), turned_query, key, turned
+        return query, key, value
+
+    def add(self, x: Float[Tensor, "b n d"], seen: Float[Tensor, "b h n e"]) -> Float[Tensor, "b n d"]:
+        """The stream after attention."""
+        after: Tensor = x + self.o(seen.transpose(1, 2).flatten(2))
+        return after
+
+    def feed(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """The stream after the MLP."""
+        after: Tensor = x + self.mlp(self.norm2(x))
+        return after
 
 
 class MLP(nn.Module):
@@ -192,7 +215,11 @@ class Merger(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b m l"]:
         """Tokens in reading order."""
-        x = self.norm(blocks(x, grid, self.merge)) if self.after else blocks(self.norm(x), grid, self.merge)
+        return self.tokens(blocks(x, grid, self.merge).unflatten(2, (self.merge**2, -1)))
+
+    def tokens(self, squares: Float[Tensor, "b m p d"]) -> Float[Tensor, "b m l"]:
+        """A token of each square, whose patches stand in reading order."""
+        x = self.norm(squares.flatten(2)) if self.after else self.norm(squares).flatten(2)
         token: Tensor = self.down(F.gelu(self.up(x)))
         return token
 

@@ -87,17 +87,20 @@ class ViT(nn.Module):
         recorder = Recorder(taps, self.config.layers)
         x, first = self.norm_first(self.embed(pixels)), self.cls.shape[0]
         groups = Groups.of(x, first)
+        for area in shortening.area:
+            view = pixels.shape[2] // self.config.patch, pixels.shape[3] // self.config.patch
+            x, groups = Groups.begin(x, first, area, area.order(view, x.device))
         for i, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            before, count = groups, shortening.counts[i] if shortening.counts else x.shape[1] - first
+            before, count = groups, shortening.counts[i] if shortening.counts else groups.count
             x, query, key = block.attend(x, before.bias)
-            if count < x.shape[1] - first:
-                groups = before.joined(shortening.by.join(Inside(x, query, key, before.size, first), count), count)
+            if count < before.count:
+                groups = before.joined(before.target(shortening.by, Inside(x, query, key, before.size, before.first), count), count)
                 x = before.carry(x, groups)
             x = block.feed(x)
             recorder(i, query, key, x, before, groups)
         x = self.norm(x)
-        return ViTOutput(x[:, first:], x[:, :first], recorder.values(groups), groups)
+        return ViTOutput(x[:, groups.first :], x[:, :first], recorder.values(groups), groups)
 
     def embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b s d"]:
         """Patches as vectors, the class token before them, positions added."""

@@ -30,7 +30,8 @@ def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, qua
     if mode != "average" or not 1 <= stride <= tower.grid:
         raise ModelError(f"{found.config.where}: pooling {mode!r} of {stride} patches is not supported; supported: average, in the grid")
     frames = prepare_of(found.clips, tower.patch, tower.grid * tower.patch)
-    views = AnyRes(canvas_of(found, tower, CLIP), frames, states.width, torch.nn.Identity(), pooled(stride), tower.grid // stride)
+    side = tower.grid // stride
+    views = AnyRes(canvas_of(found, tower, CLIP), frames, states.width, torch.nn.Identity(), pooled(stride), side, stride)
     return Assembled(
         name=name,
         encoder=Tiled(states, views),

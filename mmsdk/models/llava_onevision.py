@@ -34,7 +34,9 @@ def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, qua
     states, tower, width = states_of(found.config, vit, layer=-1, select="full"), vit.config, decoder.config.width
     project = projector_of(found.config, checkpoint, states.width, width, dtype, device).projector
     frames = prepare_of(found.clips, tower.patch, tower.grid * tower.patch)
-    views = AnyRes(canvas_of(found, tower, CLIP, _most(found.config)), frames, width, project, halved, (tower.grid + 1) // 2)
+    canvas = canvas_of(found, tower, CLIP, _most(found.config))
+    # halves of an even side are means of two patches
+    views = AnyRes(canvas, frames, width, project, halved, (tower.grid + 1) // 2, 1 if tower.grid % 2 else 2)
     return Assembled(
         name=name,
         encoder=Tiled(states, views),

@@ -1,39 +1,31 @@
 """Every compressor and every kind of cache on every family of models: exact counts, the same answer alone and among others.
 
-Tiny checkpoints that transformers wrote stand for the families; a method inside the encoder works where the encoder can be shortened, and
-says by name where it cannot.
+Tiny checkpoints that transformers wrote stand for the families. No pair of a family and a method is left out.
 """
-
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 from mmsdk import plugins
 from mmsdk.answer import Answer
-from mmsdk.apps.checkpoints import qwen_vl, sight
-from mmsdk.compress import METHODS, compression
-from mmsdk.errors import ModelError
+from mmsdk.apps.checkpoints.seeing import WRITERS
+from mmsdk.compress import METHODS
 from mmsdk.families import open_model
 from mmsdk.kv.memory import KINDS as CACHES
 from mmsdk.pipeline import Pipeline
 from mmsdk.recall import recalling
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.vision.shorten import Shortener, ShorteningEncoder
+from mmsdk.tokencomp.methods.tome import ToMe
+from mmsdk.vision.shorten import ShorteningEncoder
 from mmsdk.vision.types import Image, Video
 
-WRITE: dict[str, Callable[[Path], object]] = {
-    **{kind: lambda folder, kind=kind: sight.SightReplica.write(kind, folder) for kind in sight.KINDS},
-    **{kind: lambda folder, kind=kind: qwen_vl.QwenReplica.write(kind, folder) for kind in qwen_vl.KINDS},
-}
 QUESTION = "What is left of the ball?"
 
 
-@pytest.fixture(scope="module", params=list(WRITE))
+@pytest.fixture(scope="module", params=list(WRITERS))
 def pipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     folder = tmp_path_factory.mktemp(request.param)
-    WRITE[request.param](folder)
+    WRITERS[request.param](folder)
     return Pipeline(open_model(str(folder), torch.float32, torch.device("cpu")))
 
 
@@ -51,11 +43,6 @@ CLIP = Video(torch.stack([picture(32, 40, 20 * step).pixels for step in range(4)
 def test_every_compressor_meets_its_budget_on_every_family(pipe: Pipeline, method: str) -> None:
     """PB-02, PP-09: half of each input, exactly, whatever stands between its parts; a batch answers as its rows do alone."""
     spec = method if method == "identity" else f"{method}:0.5"
-    (step,) = compression(spec).steps
-    if isinstance(step.method, Shortener) and not isinstance(pipe.vlm.encoder, ShorteningEncoder):
-        with pytest.raises(ModelError, match=f"{method} works inside the encoder"):
-            pipe(MEDIA[0], QUESTION, compress=spec, max_tokens=3)
-        return
     items = [(MEDIA, QUESTION), (CLIP, QUESTION), ([], QUESTION)]
     found = pipe(items, compress=spec, max_tokens=2)
     for (media, _), answer in zip(items, found, strict=True):
@@ -66,6 +53,25 @@ def test_every_compressor_meets_its_budget_on_every_family(pipe: Pipeline, metho
         assert (answer.tokens.visual, answer.tokens.kept) == (sum(full), sum(kept))
         assert [int(sight.audit.assignment.max()) + 1 for sight in answer.sights] == kept
     assert found[0] == pipe(MEDIA, QUESTION, compress=spec, max_tokens=2)
+
+
+def test_an_encoder_that_merges_nothing_sees_what_it_sees(pipe: Pipeline) -> None:
+    """Tiles, squares of patches, windows and places in the order that merging takes them, for all that is merged nowhere."""
+    encoder = pipe.vlm.encoder
+    assert isinstance(encoder, ShorteningEncoder)
+    media: list[Image | Video] = [*MEDIA, CLIP]
+    counts = [len(tokens) for tokens in encoder(media)]
+    frames = [len(item.frames) if isinstance(item, Video) else 1 for item in media]
+    plans = [encoder.plan(item.size, f, ToMe(), count) for item, f, count in zip(media, frames, counts, strict=True)]
+    # a plane that the family itself scales down is merged in the place of that
+    whole = [number for number, views in enumerate(plans) if all(len(set(view.counts)) < 2 for view in views)]
+    assert 2 in whole
+    for number, one in zip(whole, encoder.shortened([media[i] for i in whole], [plans[i] for i in whole]), strict=True):
+        (plain,) = encoder([media[number]])
+        assert torch.equal(one.owner, torch.arange(counts[number])) and torch.equal(one.positions, plain.positions)
+        assert one.tokens.grid == plain.grid and torch.equal(one.tokens.times, plain.times)
+        for part in ("features", "positions", "weight", "saliency", "keys", "deep"):
+            torch.testing.assert_close(getattr(one.tokens, part), getattr(plain, part), rtol=1e-4, atol=1e-4)
 
 
 # Of the policies one that turns queries back, counts positions to come and keeps other tokens in every head.

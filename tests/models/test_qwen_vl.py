@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmsdk.apps.checkpoints.qwen_vl import KINDS, Kind, QwenReplica
 from mmsdk.compress import Compression, compression
-from mmsdk.errors import MmsdkError, ModelError
+from mmsdk.errors import MmsdkError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
@@ -309,8 +309,3 @@ def test_the_language_model_is_stored_in_fewer_bits(models: dict[Kind, VLM]) -> 
     vlm = open_model(models["qwen3_vl"].name, torch.float32, torch.device("cpu"), "int8")
     answer = Pipeline(vlm)(MEDIA, "What?", max_tokens=3)
     assert answer.precision == "int8/float32" and answer.tokens.generated > 0
-
-
-def test_a_method_inside_the_encoder_is_refused_with_its_name(models: dict[Kind, VLM]) -> None:
-    with pytest.raises(ModelError, match="tome works inside the encoder"):
-        Pipeline(models["qwen3_vl"])(MEDIA[0], "What?", compress="tome:0.5")

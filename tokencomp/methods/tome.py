@@ -40,18 +40,19 @@ class ToMe:
 
     def join(self, inside: Inside, count: int) -> Int[Tensor, "b s"]:
         """Bipartite soft matching over the keys; of equal links the earlier ones merge."""
+        first, (batch, s) = inside.first, inside.size.shape
         similar = F.normalize(inside.key.float().mean(dim=1), dim=-1)
-        a, b = similar[:, ::2], similar[:, 1::2]
+        # every second place of the stream, the class token's among them, is A; what must stay is no end of a link
+        begin = first % 2
+        a, b = similar[:, first + begin :: 2], similar[:, first + 1 - begin :: 2]
         best, link = _best(a, b)
-        # the class token stands first in A and is never the weaker end of a link
-        best[:, : inside.first] = -torch.inf
-        merges = inside.hidden.shape[1] - inside.first - count
+        merges = s - first - count
         strongest = best.argsort(dim=1, descending=True, stable=True)[:, :merges]
         merged = torch.zeros_like(best, dtype=torch.bool).scatter_(1, strongest, True)
-        stay = a.shape[1] - merges
-        target = torch.empty_like(inside.size, dtype=torch.int64)
-        target[:, ::2] = torch.where(merged, stay + link, (~merged).cumsum(dim=1) - 1)
-        target[:, 1::2] = stay + torch.arange(b.shape[1], device=b.device)
+        stay = first + a.shape[1] - merges
+        target = torch.arange(s, device=best.device).repeat(batch, 1)
+        target[:, first + begin :: 2] = torch.where(merged, stay + link, first + (~merged).cumsum(dim=1) - 1)
+        target[:, first + 1 - begin :: 2] = stay + torch.arange(b.shape[1], device=b.device)
         return target
 
 

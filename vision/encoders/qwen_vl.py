@@ -8,16 +8,20 @@ Letters: f frames, s steps, b steps in one batch, n patches of a step, c numbers
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.vision.merged import Merged, planned, together
+from mmsdk.vision.shorten import Area, Shortened, Shortener, Shortening
 from mmsdk.vision.smart_resize import SmartResize
 from mmsdk.vision.tower import Tower, TowerOutput
+from mmsdk.vision.tower_merged import merged
 from mmsdk.vision.types import Media, Video, VisualTokens
 
 __all__ = ["QwenVL"]
@@ -27,7 +31,7 @@ Step = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class QwenVL:
-    """A `VisionEncoder`. `picture` and `clip` say at what size each is seen; a clip of one frame is sized as a picture.
+    """A `ShorteningEncoder`. `picture` and `clip` say at what size each is seen; a clip of one frame is sized as a picture.
 
     `moment` of a step is that of its first frame, or the middle of its first and last. At most `batch` patches are seen at one time, and
     one step at least. Saliency is the attention that a token's patches receive in the last layer that sees whole frames.
@@ -81,6 +85,48 @@ class QwenVL:
                     found[i].append(seen)
         return [self._tokens(item, found[i], grids[i]) for i, item in enumerate(media)]
 
+    def plan(self, size: tuple[int, int], frames: int, by: Shortener, count: int) -> list[Shortening]:
+        """How each step of an input comes to its part of `count` tokens; the parts differ by one at most.
+
+        Raises BudgetError where a step would have no token, or the method cannot get there.
+        """
+        steps, rows, columns = self.grid(size, frames)
+        merge = self.picture.merge
+        return planned([Area(0, rows * merge, 0, columns * merge, merge)] * steps, by, count, self.tower.config.layers)
+
+    @torch.no_grad()
+    def shortened(self, media: Sequence[Media], plans: Sequence[Sequence[Shortening]]) -> list[Shortened]:
+        """The tokens of each input, in input order, by one plan a step; steps of one plan run together.
+
+        Raises InputError, with its place, for an input without pixels or of an extreme aspect.
+        """
+        grids = [self._grid(i, item) for i, item in enumerate(media)]
+        runs: dict[Shortening, list[tuple[int, int]]] = defaultdict(list)
+        for i, steps in enumerate(plans):
+            for step, plan in enumerate(steps):
+                runs[plan].append((i, step))
+        found: dict[tuple[int, int], Merged] = {}
+        for plan, members in runs.items():
+            (area,) = plan.area
+            grid = area.bottom, area.right
+            most = max(1, self.batch // (grid[0] * grid[1]))
+            for part in (members[start : start + most] for start in range(0, len(members), most)):
+                patches = torch.cat([self._patches(media[i], step, step + 1, grid) for i, step in part])
+                found |= dict(zip(part, merged(self.tower, patches, grid, plan), strict=True))
+        return [self._merged(item, [found[i, step] for step in range(grids[i][0])], grids[i]) for i, item in enumerate(media)]
+
+    def _merged(self, item: Media, steps: Sequence[Merged], grid: tuple[int, int, int]) -> Shortened:
+        places = [F.pad(step.places, (1, 0), value=t) for t, step in enumerate(steps)]
+        patches = [replace(step, weight=step.weight * each) for step, each in zip(steps, self._weights(item, grid[0]), strict=True)]
+        times = self.moments(item.times) if isinstance(item, Video) else torch.zeros(1)
+        return together(patches, places, [_cells(grid, places[0].device)], grid, times)
+
+    def _weights(self, item: Media, steps: int) -> list[float]:
+        """The patches of a token of each step."""
+        last = len(_frames(item)) - self.clip.time * (steps - 1) if isinstance(item, Video) else 1
+        frames = [self.clip.time if isinstance(item, Video) else 1] * (steps - 1) + [last]
+        return [float(self.picture.merge**2 * many) for many in frames]
+
     def _grid(self, index: int, item: Media) -> tuple[int, int, int]:
         if not _frames(item).numel():
             raise InputError("has no pixels; give at least one frame of at least 1x1", item=item.source, index=index)
@@ -103,25 +149,24 @@ class QwenVL:
         features, saliency, keys = (
             torch.cat(parts).flatten(0, 1) for parts in zip(*((o.features, o.saliency, o.keys) for o in seen), strict=True)
         )
-        device, patches = features.device, self.picture.merge**2
-        weight = torch.full((len(features),), float(patches), device=device)
-        times = torch.zeros(1)
-        if isinstance(item, Video):
-            times = self.moments(item.times)
-            frames = torch.full((grid[0],), float(self.clip.time), device=device)
-            frames[-1] = len(item.frames) - self.clip.time * (grid[0] - 1)
-            weight = weight * frames.repeat_interleave(grid[1] * grid[2])
-        axes = torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij")
+        device = features.device
+        times = self.moments(item.times) if isinstance(item, Video) else torch.zeros(1)
+        weight = torch.tensor(self._weights(item, grid[0]), device=device)
         return VisualTokens(
             features=features,
-            positions=torch.stack(axes, dim=-1).flatten(0, 2),
-            weight=weight,
+            positions=_cells(grid, device),
+            weight=weight.repeat_interleave(grid[1] * grid[2]),
             grid=grid,
             times=times.to(device),
             saliency=saliency,
             keys=keys,
             deep=tuple(torch.cat(layer).flatten(0, 1) for layer in zip(*(o.deep for o in seen), strict=True)),
         )
+
+
+def _cells(grid: tuple[int, int, int], device: torch.device) -> Int[Tensor, "n 3"]:
+    axes = torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij")
+    return torch.stack(axes, dim=-1).flatten(0, 2)
 
 
 def _frames(item: Media) -> UInt8[Tensor, "f 3 h w"]:

@@ -43,6 +43,8 @@ class States:
         first, last = int(self.vit.config.class_token), self.layers[-1:] or (-1,)
         taps = Taps(hidden=self.layers, keys=last, first_rows=last, mean_rows=()) if first else Taps(self.layers, (), last, (), last)
         out = self.vit(pixels, taps, shortening)
-        features = [out.taps.hidden[layer][:, first:] for layer in self.layers] or [out.tokens]
+        # behind class tokens, and behind patches of which nothing is made
+        begin = out.groups.first
+        features = [out.taps.hidden[layer][:, begin:] for layer in self.layers] or [out.tokens]
         rows = (out.taps.first_rows if first else out.taps.mean_rows)[last[0]]
-        return Sight.of(torch.cat(features, dim=-1), rows[..., first:], out.taps.keys[last[0]][:, :, first:], out.groups)
+        return Sight.of(torch.cat(features, dim=-1), rows[..., begin:], out.taps.keys[last[0]][:, :, begin:], out.groups)
