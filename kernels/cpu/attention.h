@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include "numbers.h"
+#include "tiles.h"
 
 namespace {
 
@@ -49,6 +50,100 @@ void over(const bf16 *q, const bf16 *keys, const bf16 *values, long token, long 
     }
     out[d] = most;
     out[d + 1] = all;
+}
+
+// The weighted sums of values for H heads, and the sums of their weights, which come out of their scores.
+template <int H>
+void blend(float (*scores)[CHUNK], const float *most, const bf16 *values, long token, long t, long d, float *out) {
+    for (int i = 0; i < H; i++) {
+        __m512 all = _mm512_setzero_ps();
+        for (long j = 0; j < t; j += 16) {
+            const __mmask16 lanes = live(t - j);
+            const __m512 e = _mm512_maskz_mov_ps(lanes, exponential(_mm512_sub_ps(_mm512_load_ps(scores[i] + j), _mm512_set1_ps(most[i]))));
+            _mm512_store_ps(scores[i] + j, e);
+            all = _mm512_add_ps(all, e);
+        }
+        out[i * (d + 2) + d] = most[i];
+        out[i * (d + 2) + d + 1] = _mm512_reduce_add_ps(all);
+    }
+    for (long c = 0; c < d; c += 32) {
+        __m512 low[H], high[H];
+        for (int i = 0; i < H; i++) low[i] = high[i] = _mm512_setzero_ps();
+        for (long j = 0; j < t; j++) {
+            const __m512 left = wide(values + j * token + c), right = wide(values + j * token + c + 16);
+            for (int i = 0; i < H; i++) {
+                const __m512 weight = _mm512_set1_ps(scores[i][j]);
+                low[i] = _mm512_fmadd_ps(weight, left, low[i]);
+                high[i] = _mm512_fmadd_ps(weight, right, high[i]);
+            }
+        }
+        for (int i = 0; i < H; i++) {
+            _mm512_storeu_ps(out + i * (d + 2) + c, low[i]);
+            _mm512_storeu_ps(out + i * (d + 2) + c + 16, high[i]);
+        }
+    }
+}
+
+// Sixteen keys times four queries laid across, by tiles: scores[query][key].
+void four_scores(const bf16 *keys, long token, long d, const bf16 *across, float scale, float (*scores)[CHUNK], long j) {
+    alignas(64) float square[256];
+    TILE_ZERO(0);
+    for (long c = 0; c < d; c += 32) {
+        TILE_LOAD(4, keys + c, 2 * token);
+        TILE_LOAD(6, across + c * 16, 64);
+        TILE_ADD(0, 4, 6);
+    }
+    TILE_STORE(0, square, 64);
+    __m512 r[4];
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_castps128_ps512(_mm_load_ps(square + 16 * i));
+        for (int lane = 1; lane < 4; lane++)
+            r[i] = _mm512_mask_broadcast_f32x4(r[i], 15 << 4 * lane, _mm_load_ps(square + 64 * lane + 16 * i));
+    }
+    const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1])), cd = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
+    const __m512d ef = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1])), gh = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+    const __m512 by = _mm512_set1_ps(scale);
+    _mm512_store_ps(scores[0] + j, _mm512_mul_ps(by, _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd))));
+    _mm512_store_ps(scores[1] + j, _mm512_mul_ps(by, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd))));
+    _mm512_store_ps(scores[2] + j, _mm512_mul_ps(by, _mm512_castpd_ps(_mm512_unpacklo_pd(ef, gh))));
+    _mm512_store_ps(scores[3] + j, _mm512_mul_ps(by, _mm512_castpd_ps(_mm512_unpackhi_pd(ef, gh))));
+}
+
+// Some heads, side by side, over cached tokens that they share: each as of `over`.
+void over_shared(const bf16 *q, long heads, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, float *out) {
+    if (!tiles_allowed()) {
+        for (long i = 0; i < heads; i++) over(q + i * d, keys, values, token, t, d, scale, out + i * (d + 2));
+        return;
+    }
+    alignas(64) bf16 queries[8 * 512], last[16 * 256];
+    alignas(64) float scores[4][CHUNK];
+    const Tiles held(16);
+    // A tile reads sixteen keys: the last ones with zeros behind them.
+    const long whole = t / 16 * 16;
+    std::fill_n(last, 16 * d, (bf16)0);
+    for (long j = whole; j < t; j++) std::copy_n(keys + j * token, d, last + (j - whole) * d);
+    for (long first = 0; first < heads; first += 4, q += 4 * d, out += 4 * (d + 2)) {
+        const long count = std::min(4l, heads - first);
+        across(q, d, count, d, queries);
+        for (long j = 0; j < whole; j += 16) {
+            // The next keys, and the values that will be wanted when there are scores.
+            if (first == 0)
+                for (long i = 0; i < 16; i++)
+                    for (long c = 0; c < d; c += 32) {
+                        _mm_prefetch((const char *)(keys + (j + 16 + i) * token + c), _MM_HINT_T0);
+                        _mm_prefetch((const char *)(values + (j + i) * token + c), _MM_HINT_T1);
+                    }
+            four_scores(keys + j * token, token, d, queries, scale, scores, j);
+        }
+        if (whole < t) four_scores(last, d, d, queries, scale, scores, whole);
+        float most[4];
+        for (long i = 0; i < count; i++) {
+            __m512 top = _mm512_set1_ps(-INFINITY);
+            for (long j = 0; j < t; j += 16) top = _mm512_mask_max_ps(top, live(t - j), top, _mm512_load_ps(scores[i] + j));
+            most[i] = _mm512_reduce_max_ps(top);
+        }
+        (count == 4 ? blend<4> : count == 3 ? blend<3> : count == 2 ? blend<2> : blend<1>)(scores, most, values, token, t, d, out);
+    }
 }
 
 // out[m, h, d] of the parts of each of m rows, begins[row] to begins[row + 1], each of h heads. In a parallel region, for all its threads.

@@ -146,10 +146,11 @@ void attend(const Layer *layer, const bf16 *q, long q_row, const bf16 *keys, con
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
-        for (long task = 0; task < parts * h; task++) {
-            const Part &part = all_parts[task / h];
-            const long which = task % h, from = part.offset + which / shared * head;
-            over(q + part.row * q_row + which * d, keys + from, values + from, token, part.count, d, scale, found + task * size);
+        for (long task = 0; task < parts * layer->kv_heads; task++) {
+            const Part &part = all_parts[task / layer->kv_heads];
+            const long which = task % layer->kv_heads, from = part.offset + which * head;
+            over_shared(q + part.row * q_row + which * shared * d, shared, keys + from, values + from, token, part.count, d, scale,
+                        found + (task / layer->kv_heads * h + which * shared) * size);
         }
         merge(found, ends, m, h, d, out);
     }
