@@ -24,7 +24,7 @@ except ImportError:
     tl = SimpleNamespace(constexpr=object, tensor=object)
 
 
-def jit(function: Callable[..., None]) -> Any:
+def jit(function: Callable[..., object]) -> Any:
     """triton.jit of the function itself: what a hook of the tests wrapped around it has no source to compile."""
     return function if triton is None else triton.jit(inspect.unwrap(function))
 

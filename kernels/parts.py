@@ -1,6 +1,7 @@
 """Attention over the parts of a row, and the merge of the parts: what decode kernels share (split-KV, Flash-Decoding).
 
-A part leaves its mixture of values o_i and lse_i, the logarithm to base 2 of its sum of weights; together
+A program takes one part of a row (`share_of`), tile by tile with a running maximum (`weighed`), and leaves what it has (`leave`): these
+three are used within kernels. A part leaves its mixture of values o_i and lse_i, the logarithm to base 2 of its sum of weights; together
 
     lse = log2(sum_i 2 ** lse_i + 2 ** sink),   out = sum_i o_i 2 ** (lse_i - lse)
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from mmsdk.kernels._triton import jit, power, tl
 from mmsdk.kernels.case import Launch
 
-__all__ = ["LOG2E", "merged", "parts_of", "unmerged"]
+__all__ = ["LOG2E", "leave", "merged", "parts_of", "share_of", "unmerged", "weighed"]
 
 LOG2E = 1.4426950408889634
 
@@ -48,6 +49,47 @@ def merged(partial: Tensor, partial_lse: Tensor, sinks: Tensor | None, dtype: to
     }
     constants = {"d": d, "sink": sinks is not None, "part_block": power(parts), "block": power(d)}
     return out, lse, Launch(_kernel, (b * h,), arguments, constants, warps=4 if power(parts) * power(d) <= 4096 else 8)
+
+
+@jit
+def share_of(tokens: tl.tensor, columns: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """From where to where this program's part goes, the second axis of the grid; parts are whole tiles of `columns` tokens."""
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
+    share = ((tokens + parts - 1) // parts + columns - 1) // columns * columns
+    return part * share, tl.minimum(part * share + share, tokens)
+
+
+@jit
+def weighed(scores: tl.tensor, best: tl.tensor, total: tl.tensor, mixed: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """With one tile more: the maximum, the sum of the weights, the mixture so far under that maximum, and the weights of the tile."""
+    peak = tl.maximum(best, tl.max(scores, 1))
+    # where nothing was seen yet the peak is -inf, and -inf less -inf no number
+    anchor = tl.where(peak == float("-inf"), 0.0, peak)
+    weights = tl.exp2(scores - anchor[:, None])
+    shrink = tl.exp2(best - anchor)
+    return peak, total * shrink + tl.sum(weights, 1), mixed * shrink[:, None], weights
+
+
+@jit
+def leave(
+    partial: tl.tensor,
+    partial_lse: tl.tensor,
+    heads: tl.tensor,
+    real: tl.tensor,
+    best: tl.tensor,
+    total: tl.tensor,
+    mixed: tl.tensor,
+    d: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """The part of these heads, counted over all rows, those that are `real`."""
+    channel = tl.arange(0, block)
+    alive = total > 0
+    divisor = tl.where(alive, total, 1.0)
+    place = heads * tl.num_programs(1) + tl.program_id(1)
+    tl.store(partial + place[:, None] * d + channel[None, :], mixed / divisor[:, None], mask=real[:, None] & (channel < d)[None, :])
+    tl.store(partial_lse + place, tl.where(alive, best + tl.log2(divisor), float("-inf")), mask=real)
 
 
 @jit

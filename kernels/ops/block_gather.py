@@ -19,7 +19,7 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels._triton import accumulable, jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
-from mmsdk.kernels.parts import LOG2E, merged, parts_of, unmerged
+from mmsdk.kernels.parts import LOG2E, leave, merged, parts_of, share_of, unmerged, weighed
 
 __all__ = ["OP", "block_gather"]
 
@@ -175,13 +175,7 @@ def _split(
     owner = tl.program_id(0).to(tl.int64)
     row = owner // shared_heads
     shared = owner % shared_heads
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
-    tokens = listed * size
-    share = ((tokens + parts - 1) // parts + columns - 1) // columns * columns
-    low = part * share
-    high = tl.minimum(low + share, tokens)
-
+    low, high = share_of(listed * size, columns)
     lane = tl.arange(0, rows)
     channel = tl.arange(0, block)
     narrow = channel < d
@@ -207,22 +201,10 @@ def _split(
         k = tl.load(k_base + column[None, :] * key_token + channel[:, None], mask=there[None, :] & narrow[:, None], other=0.0).to(inner)
         added = tl.load(bias + entry, mask=there, other=0.0).to(tl.float32) * 1.4426950408889634
         scores = tl.dot(q, k, input_precision="ieee") * scale + added[None, :]
-        scores = tl.where(there[None, :], scores, float("-inf"))
-        peak = tl.maximum(best, tl.max(scores, 1))
-        # where nothing was seen yet the peak is -inf, and -inf less -inf no number
-        anchor = tl.where(peak == float("-inf"), 0.0, peak)
-        weights = tl.exp2(scores - anchor[:, None])
-        shrink = tl.exp2(best - anchor)
-        total = total * shrink + tl.sum(weights, 1)
+        best, total, mixed, weights = weighed(tl.where(there[None, :], scores, float("-inf")), best, total, mixed)
         v = tl.load(v_base + column[:, None] * value_token + channel[None, :], mask=there[:, None] & narrow[None, :], other=0.0).to(inner)
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(inner), v, input_precision="ieee")
-        best = peak
-
-    alive = total > 0
-    divisor = tl.where(alive, total, 1.0)
-    place = (row * shared_heads * group + head) * parts + part
-    tl.store(partial + place[:, None] * d + channel[None, :], mixed / divisor[:, None], mask=real[:, None] & narrow[None, :])
-    tl.store(partial_lse + place, tl.where(alive, best + tl.log2(divisor), float("-inf")), mask=real)
+        mixed += tl.dot(weights.to(inner), v, input_precision="ieee")
+    leave(partial, partial_lse, row * shared_heads * group + head, real, best, total, mixed, d, block)
 
 
 def _case(name: str, lengths: tuple[int, ...], t: int, size: int, h: int, g: int, d: int, listed: int) -> Case:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels._triton import accumulable, jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
-from mmsdk.kernels.parts import LOG2E, merged, parts_of, unmerged
+from mmsdk.kernels.parts import LOG2E, leave, merged, parts_of, share_of, unmerged, weighed
 
 __all__ = ["OP", "mla_decode"]
 
@@ -124,12 +124,7 @@ def _split(
     turned_block: tl.constexpr,
 ) -> None:
     row = (tl.program_id(0) // tiles).to(tl.int64)
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
-    length = tl.load(lengths + row).to(tl.int32)
-    share = ((length + parts - 1) // parts + columns - 1) // columns * columns
-    low = part * share
-    high = tl.minimum(low + share, length)
+    low, high = share_of(tl.load(lengths + row).to(tl.int32), columns)
 
     head = (tl.program_id(0) % tiles * rows + tl.arange(0, rows)).to(tl.int64)
     real = (head < heads)[:, None]
@@ -152,20 +147,9 @@ def _split(
         c = tl.load(entry + channel[None, :], mask=there[:, None] & narrow, other=0.0).to(inner)
         r = tl.load(entry + latent + turn[None, :], mask=there[:, None] & few, other=0.0).to(inner)
         scores = tl.dot(q_c, tl.trans(c), input_precision="ieee") + tl.dot(q_r, tl.trans(r), input_precision="ieee")
-        scores = tl.where(there[None, :], scores * scale, float("-inf"))
-        # a tile holds at least one token, so the peak is a number
-        peak = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - peak[:, None])
-        shrink = tl.exp2(best - peak)
-        total = total * shrink + tl.sum(weights, 1)
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(inner), c, input_precision="ieee")
-        best = peak
-
-    alive = total > 0
-    divisor = tl.where(alive, total, 1.0)
-    place = (row * heads + head) * parts + part
-    tl.store(partial + place[:, None] * latent + channel[None, :], mixed / divisor[:, None], mask=real & narrow)
-    tl.store(partial_lse + place, tl.where(alive, best + tl.log2(divisor), float("-inf")), mask=head < heads)
+        best, total, mixed, weights = weighed(tl.where(there[None, :], scores * scale, float("-inf")), best, total, mixed)
+        mixed += tl.dot(weights.to(inner), c, input_precision="ieee")
+    leave(partial, partial_lse, row * heads + head, head < heads, best, total, mixed, latent, latent_block)
 
 
 def _case(name: str, lengths: tuple[int, ...], most: int, h: int, latent: int, turned: int) -> Case:

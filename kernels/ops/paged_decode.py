@@ -17,7 +17,7 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels._triton import accumulable, jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
-from mmsdk.kernels.parts import LOG2E, merged, parts_of, unmerged
+from mmsdk.kernels.parts import LOG2E, leave, merged, parts_of, share_of, unmerged, weighed
 
 __all__ = ["OP", "paged_decode"]
 
@@ -180,16 +180,11 @@ def _split(
 ) -> None:
     row = (tl.program_id(0) // shared_heads).to(tl.int64)
     shared = (tl.program_id(0) % shared_heads).to(tl.int64)
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
     length = tl.load(lengths + row).to(tl.int32)
     first = 0
     if window > 0:
         first = tl.maximum(length - window, 0)
-    share = ((length - first + parts - 1) // parts + columns - 1) // columns * columns
-    low = first + part * share
-    high = tl.minimum(low + share, length)
-
+    low, high = share_of(length - first, columns)
     lane = tl.arange(0, rows)
     channel = tl.arange(0, block)
     narrow = channel < d
@@ -202,8 +197,8 @@ def _split(
     total = tl.zeros([rows], tl.float32)
     mixed = tl.zeros([rows, block], tl.float32)
     for at in range(low, high, columns):
-        token = at + tl.arange(0, columns)
-        there = token < high
+        token = first + at + tl.arange(0, columns)
+        there = token < first + high
         home = tl.load(table + row * table_row + token // page, mask=there, other=0).to(tl.int64)
         slot = (token % page).to(tl.int64)
         k_at = home * key_block + slot * key_slot + shared * key_head
@@ -212,24 +207,13 @@ def _split(
         s_at = (home * page + slot) * shared_heads + shared
         if coded:
             scores = scores * tl.load(key_scales + s_at, mask=there, other=0.0)[None, :]
-        scores = tl.where(there[None, :], scores, float("-inf"))
-        peak = tl.maximum(best, tl.max(scores, 1))
-        # a tile holds at least one token, so the peak is a number
-        weights = tl.exp2(scores - peak[:, None])
-        shrink = tl.exp2(best - peak)
-        total = total * shrink + tl.sum(weights, 1)
+        best, total, mixed, weights = weighed(tl.where(there[None, :], scores, float("-inf")), best, total, mixed)
         if coded:
             weights = weights * tl.load(value_scales + s_at, mask=there, other=0.0)[None, :]
         v_at = home * value_block + slot * value_slot + shared * value_head
         v = tl.load(values + v_at[:, None] + channel[None, :], mask=there[:, None] & narrow[None, :], other=0).to(inner)
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(inner), v, input_precision="ieee")
-        best = peak
-
-    alive = total > 0
-    divisor = tl.where(alive, total, 1.0)
-    place = (row * shared_heads * group + head) * parts + part
-    tl.store(partial + place[:, None] * d + channel[None, :], mixed / divisor[:, None], mask=real[:, None] & narrow[None, :])
-    tl.store(partial_lse + place, tl.where(alive, best + tl.log2(divisor), float("-inf")), mask=real)
+        mixed += tl.dot(weights.to(inner), v, input_precision="ieee")
+    leave(partial, partial_lse, row * shared_heads * group + head, real, best, total, mixed, d, block)
 
 
 def _case(

@@ -18,6 +18,8 @@ from torch import Tensor
 from mmsdk.attention.indexer import scores
 from mmsdk.attention.mask import Bias, Everything, Mask, sliced
 from mmsdk.errors import ModelError
+from mmsdk.kernels._triton import launchable
+from mmsdk.kernels.ops.indexer import indexer
 from mmsdk.kv.types import LayerView, PagedView, View
 
 __all__ = ["Lightning", "narrowed"]
@@ -52,14 +54,14 @@ def narrowed(query: Float[Tensor, "b s h e"], weights: Float[Tensor, "b s h"], v
         # laid side by side, padding has columns, which nobody sees
         mask = Bias.of(view.valid[:, None, None], torch.float32)
     if query.shape[1] == 1:
-        index = _best(scores(query, weights, keys), mask, topk)[:, 0]
-        return view.picked(index), _picked(mask, index)
+        index = _best(query, weights, keys, mask, topk)[:, 0]
+        return view.picked(index.clamp_min(0)), _picked(mask, index)
     step = max(1, _SLICE // (query.shape[0] * query.shape[2] * keys.shape[1]))
     biases = []
     for start in range(0, query.shape[1], step):
         part = slice(start, start + step)
         own = sliced(mask, start, start + step, keys)
-        biases.append(_without(own, _best(scores(query[:, part], weights[:, part], keys), own, topk), keys))
+        biases.append(_without(own, _best(query[:, part], weights[:, part], keys, own, topk), keys))
     whole = view.gathered() if isinstance(view, PagedView) else view
     return whole, Bias(torch.cat([one.bias for one in biases], dim=2), torch.cat([one.alive for one in biases], dim=2))
 
@@ -71,21 +73,30 @@ def _keys(view: View) -> Float[Tensor, "b t e"]:
     return view.values[block, slot, 0]
 
 
-def _best(found: Float[Tensor, "b s t"], mask: Mask, topk: int) -> Int[Tensor, "b s k"]:
-    """The entries of the largest scores; of a query that sees fewer than k, some that it does not see, which its mask still hides."""
-    seen = found + mask.bias[:, 0] if isinstance(mask, Bias) else found
-    return seen.topk(min(topk, found.shape[2]), dim=-1, sorted=False).indices
+def _best(
+    query: Float[Tensor, "b s h e"], weights: Float[Tensor, "b s h"], keys: Float[Tensor, "b t e"], mask: Mask, topk: int
+) -> Int[Tensor, "b s k"]:
+    """The entries of the largest scores; of a query that sees fewer than k also -1, or some that it does not see, which its mask hides."""
+    bias = mask.bias[:, 0] if isinstance(mask, Bias) else None
+    if launchable(query):
+        (b, s), t = query.shape[:2], keys.shape[1]
+        all_seen = torch.full((b, s), t, device=keys.device)
+        return indexer(query, weights, keys, all_seen, topk, None if bias is None else bias.expand(b, s, t)).long()
+    found = scores(query, weights, keys)
+    return (found if bias is None else found + bias).topk(min(topk, found.shape[2]), dim=-1, sorted=False).indices
 
 
 def _picked(mask: Mask, index: Int[Tensor, "b k"]) -> Mask:
     """The mask of a single query over the entries that it picked."""
     if not isinstance(mask, Bias):
         return Everything()
-    return Bias(mask.bias.expand(len(index), -1, -1, -1).gather(3, index[:, None, None]), mask.alive)
+    bias = mask.bias.expand(len(index), -1, -1, -1).gather(3, index.clamp_min(0)[:, None, None])
+    return Bias(bias.masked_fill((index < 0)[:, None, None], -torch.inf), mask.alive)
 
 
 def _without(mask: Mask, index: Int[Tensor, "b s k"], keys: Float[Tensor, "b t e"]) -> Bias:
     """The mask, with everything else out of sight too; queries that see nothing keep a bias of 0."""
     assert isinstance(mask, Bias), "of several queries in order, not all see everything"
-    out = keys.new_ones(*index.shape[:2], keys.shape[1], dtype=torch.bool).scatter(2, index, False)[:, None]
+    # who sees fewer than k entries reads all of these, the first among them or hidden by the mask
+    out = keys.new_ones(*index.shape[:2], keys.shape[1], dtype=torch.bool).scatter(2, index.clamp_min(0), False)[:, None]
     return Bias(mask.bias.masked_fill(out & mask.alive, -torch.inf), mask.alive)

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import ModelError
+from mmsdk.kernels.ops.block_worth import block_worth
 
 __all__ = ["Hierarchy", "chosen", "landmarks", "mixed", "worth"]
 
@@ -60,8 +61,7 @@ def worth(
     sizes: Hierarchy,
 ) -> Float[Tensor, "b g r s c"]:
     """scale q.k' + b' for the r query heads of each key-value head, -inf where a chunk is not behind the window of the query's place."""
-    heads = query.float().unflatten(1, (keys.shape[1], -1))
-    scores: Tensor = heads @ keys[:, :, None].transpose(3, 4) * query.shape[-1] ** -0.5 + bias[:, :, None, None]
+    scores = block_worth(query, keys, None, bias, query.shape[-1] ** -0.5, together=False)
     eligible = torch.arange(keys.shape[2], device=keys.device) < (places[:, None] - sizes.window + 1) // sizes.chunk
     return scores.masked_fill(~eligible, -torch.inf)
 

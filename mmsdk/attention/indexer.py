@@ -4,12 +4,15 @@
 
 and the query reads the entries of its k largest scores among those that it may see at all: causality comes before the choice. Scores are
 made for a tile of entries and a slice of queries at a time and only the best so far are kept, so that a prompt of any length needs the
-same memory; the choice is exact.
+same memory; the choice is exact. A GPU does it by a kernel, `mmsdk.kernels.ops.indexer`, a slice of queries at a time.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from mmsdk.kernels._triton import launchable
+from mmsdk.kernels.ops.indexer import indexer
 
 __all__ = ["picks", "scores"]
 
@@ -45,6 +48,8 @@ def picks(
         entries = torch.arange(count, device=keys.device).expand(*seen.shape, -1)
         return entries.masked_fill(entries >= seen[:, :, None], -1)
     parts = zip(query.split(_QUERIES, 1), weights.split(_QUERIES, 1), seen.split(_QUERIES, 1), strict=True)
+    if launchable(query):
+        return torch.cat([indexer(asking, heavy, keys, some, most).long() for asking, heavy, some in parts], dim=1)
     return torch.cat([_chosen(*part, keys, most, settled) for part in parts], dim=1)
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import ModelError
+from mmsdk.kernels.ops.block_worth import block_worth
 
 __all__ = ["Sparsity", "blocks_of", "choose", "coarse", "fine", "importance"]
 
@@ -66,12 +67,13 @@ def coarse(
     b, h, s, _ = query.shape
     ends = torch.arange(keys.shape[2], device=query.device) * sizes.stride + sizes.block - 1
     unseen = ends > _places(s, tokens, query)[:, None]
-    scores = _grouped(query, keys.shape[1]) @ keys.transpose(2, 3)
+    scores = block_worth(query, keys, None, keys.new_zeros(keys.shape[:3]), query.shape[-1] ** -0.5, together=False).flatten(1, 2)
     # no row of -inf alone, whose gradient would be no number
     alive = ~unseen.all(-1, keepdim=True)
-    weights = scores.view(b, h, s, keys.shape[2]).float().masked_fill(unseen & alive, -torch.inf).softmax(-1) * alive
-    mixed = weights.to(values.dtype).view(b, *scores.shape[1:3], keys.shape[2]) @ values
-    return mixed.view_as(query), weights
+    weights = scores.masked_fill(unseen & alive, -torch.inf).softmax(-1) * alive
+    # the heads that share a key-value head stand below one another
+    mixed = weights.to(values.dtype).unflatten(1, (keys.shape[1], -1)).flatten(2, 3) @ values
+    return mixed.view(b, h, s, values.shape[3]), weights
 
 
 def importance(weights: Float[Tensor, "b h s c"], groups: int, tokens: int, sizes: Sparsity) -> Float[Tensor, "b g s n"]:
@@ -125,13 +127,6 @@ def _over_blocks(
     scores = (shared @ keys[at].transpose(3, 4)).float().masked_fill(unseen[:, :, :, None], -torch.inf)
     mixed: Tensor = scores.softmax(-1).to(values.dtype) @ values[at]
     return mixed.transpose(2, 3).flatten(1, 2)
-
-
-def _grouped(query: Float[Tensor, "b h s d"], groups: int) -> Float[Tensor, "b g rs d"]:
-    """Scaled, the heads that share a key-value head below one another."""
-    b, h, s, d = query.shape
-    grouped: Tensor = query.reshape(b, groups, h // groups * s, d) * d**-0.5
-    return grouped
 
 
 def _places(queries: int, tokens: int, like: Tensor) -> Int[Tensor, " s"]:

@@ -54,10 +54,15 @@ CASES: dict[str, tuple[int, Mask, Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("gpu", [False, True], ids=["processor", "as on a GPU"])
 @pytest.mark.parametrize("slice_", [dsa._SLICE, 1])
 @pytest.mark.parametrize("case", CASES)
-def test_each_query_sees_its_best_entries_and_none_that_it_may_not(case: str, slice_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_query_sees_its_best_entries_and_none_that_it_may_not(
+    case: str, slice_: int, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the choice is the operation's, whose reference runs here."""
     monkeypatch.setattr(dsa, "_SLICE", slice_)
+    monkeypatch.setattr(dsa, "launchable", lambda tensor: gpu)
     queries, mask, seen = CASES[case]
     query, weights, keys = (
         drawn(ROWS, queries, HEADS, WIDTH, seed=1),

@@ -124,6 +124,11 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
                 *(torch.empty(70_000, 8, 2), torch.empty(70_000, 48, dtype=torch.bool), torch.empty(70_000, dtype=torch.int64), 16, 1.0),
             ),
         ),
+        ("block_worth", lambda: (torch.empty(70_000, 8, 1, 64), torch.empty(70_000, 8, 9, 64), None, torch.empty(70_000, 8, 9), 1.0, True)),
+        (
+            "indexer",
+            lambda: (torch.empty(1, 70_000, 4, 64), torch.empty(1, 70_000, 4), torch.empty(1, 9, 64), torch.empty(1, 70_000), 4, None),
+        ),
         (
             "mla_decode",
             lambda: (torch.empty(70_000, 8, 40), torch.empty(9, 16, 40), torch.empty(70_000, 99), torch.empty(70_000), 1.0, 32),

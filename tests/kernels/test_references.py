@@ -21,11 +21,13 @@ from mmsdk.kernels.ops import find, names
 from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre, weighted_merge
 from mmsdk.kernels.ops.block_gather import block_gather
 from mmsdk.kernels.ops.block_sparse import block_sparse, listed
+from mmsdk.kernels.ops.block_worth import block_worth
 from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
 from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.kernels.ops.flash_prefill import flash_prefill
 from mmsdk.kernels.ops.gather import gather
 from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
+from mmsdk.kernels.ops.indexer import indexer
 from mmsdk.kernels.ops.kv_store import kv_store
 from mmsdk.kernels.ops.mla_decode import mla_decode
 from mmsdk.kernels.ops.paged_decode import paged_decode
@@ -318,15 +320,45 @@ def true_block_gather(
     return out, lse
 
 
+def true_block_worth(query: Tensor, high: Tensor, low: Tensor | None, bias: Tensor, scale: float, together: bool) -> Result:
+    """Block by block and channel by channel: the larger of two products, or the only one."""
+    b, h, s, _ = query.shape
+    g, n = high.shape[1:3]
+    out = torch.full((b, g, h // g, s, n), -torch.inf, dtype=torch.float64)
+    for row, head, token, block in itertools.product(range(b), range(h), range(s), range(n)):
+        shared = head // (h // g)
+        if bias[row, shared, block] > -torch.inf:
+            q = query[row, head, token].double()
+            ends = [q * edge[row, shared, block].double() for edge in (high, low) if edge is not None]
+            worth = torch.stack(ends).amax(0).sum() * scale
+            out[row, shared, head % (h // g), token, block] = worth + bias[row, shared, block].double()
+    return (out.amax(2, keepdim=True) if together else out,)
+
+
+def true_indexer(query: Tensor, weights: Tensor, keys: Tensor, seen: Tensor, most: int, bias: Tensor | None) -> Result:
+    """Entry by entry, then sorted by score and place."""
+    (b, s), t = query.shape[:2], keys.shape[1]
+    out = torch.full((b, s, min(most, t)), -1)
+    for row, token in itertools.product(range(b), range(s)):
+        entries = [e for e in range(min(t, int(seen[row, token]))) if bias is None or bias[row, token, e] > -torch.inf]
+        dots = (query[row, token].double() @ keys[row, entries].double().T).clamp_min(0)
+        scores = weights[row, token].double() @ dots
+        best = sorted(e for _, e in sorted(zip((-scores).tolist(), entries, strict=True))[:most])
+        out[row, token, : len(best)] = torch.tensor(best, dtype=torch.int64)
+    return (out,)
+
+
 TRUTHS: dict[str, Callable[..., Result]] = {
     "assign_and_merge": true_assign_and_merge,
     "block_gather": true_block_gather,
     "block_sparse": true_block_sparse,
+    "block_worth": true_block_worth,
     "dpp_greedy": true_dpp_greedy,
     "farthest_point": true_farthest_point,
     "flash_prefill": true_flash_prefill,
     "gather": true_gather,
     "gemv": true_gemv,
+    "indexer": true_indexer,
     "kv_store": true_kv_store,
     "mla_decode": true_mla_decode,
     "pair_similarity": true_pair_similarity,
@@ -557,6 +589,9 @@ def starts(*numbers: int) -> Tensor:
         (lambda: paged_decode(normal(1, 1, 8), *(normal(1, 16, 1, 8).char(),) * 2, starts(0)[None], starts(1), 1.0), "need both scales"),
         (lambda: mla_decode(normal(1, 1, 8), normal(1, 16, 8), starts(0)[None], starts(1), 1.0, 9), "9 of 8 channels"),
         (lambda: mla_decode(normal(1, 1, 1088), normal(1, 16, 1088), starts(0)[None], starts(1), 1.0, 1024), "at most 512"),
+        (lambda: block_worth(normal(1, 5, 1, 8), normal(1, 2, 3, 8), None, normal(1, 2, 3), 1.0, together=True), "5 query heads"),
+        (lambda: indexer(normal(1, 1, 2, 8), normal(1, 1, 2), normal(1, 3, 8), starts(3)[None], 0), "at least 1"),
+        (lambda: indexer(normal(1, 1, 2, 384), normal(1, 1, 2), normal(1, 3, 384), starts(3)[None], 2), "at most 256"),
         (lambda: kv_store(*(normal(1, 1, 8),) * 2, starts(0), *(normal(1, 16, 1, 8),) * 2, *(normal(1, 16, 1),) * 2), "need both scales"),
         (lambda: rope(*(normal(1, 1, 1, 8),) * 2, *(normal(1, 1, 1, 4),) * 2, (3,)), "share 4 pairs among 1 tables"),
         (lambda: rope(*(normal(1, 1, 1, 6),) * 2, *(normal(1, 1, 1, 4),) * 2, (4,)), "do not fit"),

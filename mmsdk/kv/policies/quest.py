@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import BudgetError
+from mmsdk.kernels.ops.block_worth import block_worth
 from mmsdk.kv.blocked import blocked, folded, most_of
 from mmsdk.kv.entries import Entries
 from mmsdk.kv.policy import Ask
@@ -55,12 +56,10 @@ def worth(
 ) -> Float[Tensor, "b g n"]:
     """The largest product that a key of each page may have with any query of its group, in float32; -inf for a page without tokens.
 
-    max(q low, q high) is q high where q is above 0, else q low: two products of matrices.
+    max(q low, q high) is q high where q is above 0, else q low: two products of matrices (`mmsdk.kernels.ops.block_worth`).
     """
-    heads, empty = query.float().unflatten(1, (low.shape[1], -1)), (sizes == 0)[:, None, :]
-    high, low = (edge.masked_fill(empty[..., None], 0).transpose(2, 3) for edge in (high, low))
-    bound: Tensor = heads.clamp_min(0) @ high + heads.clamp_max(0) @ low
-    return bound.amax(2).masked_fill(empty, -torch.inf)
+    bias = torch.zeros_like(sizes, dtype=torch.float32).masked_fill_(sizes == 0, -torch.inf)[:, None].expand(low.shape[:3])
+    return block_worth(query[:, :, None], high, low, bias, 1.0, together=True)[:, :, 0, 0]
 
 
 def best(rank: Float[Tensor, "b g n"], pages: Int[Tensor, " b"], most: int) -> Int[Tensor, "b g k"]:

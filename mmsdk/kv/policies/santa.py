@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mmsdk.errors import BudgetError
+from mmsdk.kernels.ops.block_worth import block_worth
 from mmsdk.kv.blocked import Blocked, blocked, folded, most_of
 from mmsdk.kv.entries import Entries
 from mmsdk.kv.policy import Ask
@@ -90,7 +91,7 @@ def likely(
     The heads of a group draw together: each one's weights are made to sum to 1, and the largest ("max") or the mean over the group is what
     counts. The mean leaves the chances nearer to what all of them weigh, the largest gives every head the teams that it needs itself.
     """
-    scores = query.float().unflatten(1, (sums.shape[1], -1)) @ sums.transpose(2, 3) * query.shape[2] ** -0.5
+    scores = block_worth(query[:, :, None], sums, None, sums.new_zeros(sums.shape[:3]), query.shape[2] ** -0.5, together=False)[:, :, :, 0]
     count = sizes.float()[:, None, None]
     shares = (scores / count.clamp_min(1) + count.log()).log_softmax(-1)
     # a row without tokens has nothing but -inf, and softmax no number for it
