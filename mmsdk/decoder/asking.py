@@ -1,7 +1,9 @@
 """What a decoder lends a memory that has a policy: its attention, its masks, and where its tokens stand."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,12 +13,24 @@ from mmsdk.decoder.rope import Rotation
 from mmsdk.kv.turning import Turning
 from mmsdk.kv.types import LayerView
 
-__all__ = ["Asking"]
+__all__ = ["Asking", "Bound"]
+
+
+@runtime_checkable
+class Bound(Protocol):
+    """An attention that has the tokens it looks for in it, in a form of its own: one to latents."""
+
+    def row(self, place: int) -> Attention:
+        """That of one row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Implements `mmsdk.kv.policy.Ask` for the new tokens of one layer. The rotation is one that tells where they stand."""
+    """Implements `mmsdk.kv.policy.Ask` for the new tokens of one layer. The rotation is one that tells where they stand.
+
+    Of entries that are wider than what turns, latents and their rotated keys, the last channels turn.
+    """
 
     core: Attention
     masks: Masks
@@ -42,7 +56,7 @@ class Asking:
         """How this layer turns."""
         return self.rotation.standing[0].turning
 
-    def attend(self, query: Float[Tensor, "n h s d"], view: LayerView) -> Float[Tensor, "n h s d"]:
+    def attend(self, query: Float[Tensor, "n h s d"], view: LayerView) -> Float[Tensor, "n h s e"]:
         """See `mmsdk.kv.policy.Ask`."""
         times = len(view.positions) // len(self.positions)
         masks = self.masks if times == 1 else self.masks.repeated(times)
@@ -50,8 +64,11 @@ class Asking:
 
     def unturned(self, query: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
         """In float32."""
-        return self.rotation.undone(query)
+        turned = 2 * self.rotation.cos.shape[-1]
+        still, moved = query.split((query.shape[3] - turned, turned), dim=-1)
+        return torch.cat((still.float(), self.rotation.undone(moved)), dim=-1)
 
     def row(self, place: int) -> "Asking":
         """Those of one row, which looks at what is its own."""
-        return Asking(self.core, self.masks.row(place), self.rotation.row(place))
+        core = self.core.row(place) if isinstance(self.core, Bound) else self.core
+        return Asking(core, self.masks.row(place), self.rotation.row(place))

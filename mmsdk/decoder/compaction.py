@@ -56,8 +56,9 @@ def compact(
 def closed_up(decoder: Decoder, cache: KVCache, index: Sequence[Int[Tensor, "b _"]], room: int) -> DenseCache:
     """A cache of these entries alone, at positions 0, 1, 2, ... of every row, with space for `room` more in each layer.
 
-    Padding among them stays padding. The cache it was made from is as it was. Raises ModelError for latents, for keys that are turned along
-    several axes, and where frequencies follow how far a row reaches, so that keys of one row are turned by several.
+    Padding among them stays padding. The cache it was made from is as it was. Raises ModelError for latents beside which an indexer keeps
+    keys of its own, for keys that are turned along several axes, and where frequencies follow how far a row reaches, so that keys of one
+    row are turned by several.
     """
     _check(decoder, index)
     views = [cache.view(layer) for layer in range(decoder.config.layers)]
@@ -78,7 +79,9 @@ def closed_up(decoder: Decoder, cache: KVCache, index: Sequence[Int[Tensor, "b _
 def _turning(decoder: Decoder, places: Int[Tensor, "b k"], layer: int) -> Turning:
     """How keys of a layer are moved."""
     (standing,) = decoder.rotation(places, torch.float32, layer).standing
-    if standing.turning.growing or decoder.config.rope_sections.counts or isinstance(decoder.config.attention, Latent):
+    attention = decoder.config.attention
+    indexed = isinstance(attention, Latent) and attention.indexer.width > 0
+    if standing.turning.growing or decoder.config.rope_sections.counts or indexed:
         raise ModelError("keys of this model cannot be moved to other positions; keep positions as they are")
     return standing.turning
 

@@ -7,6 +7,8 @@ Matrices are named by the paper's letters: q_down is W_DQ, q_up W_UQ and W_QR, k
 Letters: r rank of the latents, w width of an entry, n channels of a head without rotation.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,10 +18,12 @@ from mmsdk.attention.dsa import Lightning, narrowed
 from mmsdk.attention.mask import Mask, Masks, side_by_side
 from mmsdk.attention.mla import Latent
 from mmsdk.attention.types import Attention
+from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rotation
+from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.types import KVCache, LayerView, PagedView, View
 
 __all__ = ["Indexer", "LatentAttention", "SeeAll"]
@@ -48,19 +52,31 @@ class LatentAttention(nn.Module):
     def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
         """Attend from the new tokens to all that the cache then holds, or to what the indexer chooses of it."""
         low: Tensor = self.q_norm(self.q_down(x))
-        query = self._query(low, rotation)
-        view = cache.append(layer, self._entry(x, rotation), self.indexer.keys(x, rotation))
-        view, mask = self.indexer(x, low, rotation, view, masks.of(view))
-        seen = self._absorbed(query, view, mask) if self.sizes.absorbs(x.shape[1]) else self._expanded(query, view, mask)
+        look = Looking(self, x, low, self._query(low, rotation), rotation)
+        new = self._entry(x, rotation), self.indexer.keys(x, rotation)
+        if isinstance(cache, PolicyCache):
+            seen = cache.attend(layer, self._scored(look.query), *new, Asking(look, masks, rotation))
+        else:
+            view = cache.append(layer, *new)
+            seen = look(look.query, view, masks.of(view))
         out: Tensor = self.o(seen.transpose(1, 2).flatten(2))
         return out
+
+    def looked(self, look: "Looking", view: View, mask: Mask) -> Float[Tensor, "b h s v"]:
+        """What the new tokens get from a view, or from what the indexer chooses of it."""
+        view, mask = self.indexer(look.x, look.low, look.rotation, view, mask)
+        return self._absorbed(look.query, view, mask) if self.sizes.absorbs(look.x.shape[1]) else self._expanded(look.query, view, mask)
 
     def project(
         self, x: Float[Tensor, "b s d"], rotation: Rotation
     ) -> tuple[Float[Tensor, "b h s w"], Float[Tensor, "b 1 s w"], Float[Tensor, "b 1 s e"]]:
         """See `LayerAttention`. The queries are absorbed; the indexer's choice is no part of the weights that they give."""
-        query = self._into_latents(self._query(self.q_norm(self.q_down(x)), rotation))
-        return query * (self.sizes.scale * self.sizes.width**0.5), self._entry(x, rotation), self.indexer.keys(x, rotation)
+        query = self._scored(self._query(self.q_norm(self.q_down(x)), rotation))
+        return query, self._entry(x, rotation), self.indexer.keys(x, rotation)
+
+    def _scored(self, query: Float[Tensor, "b h s e"]) -> Float[Tensor, "b h s w"]:
+        """Absorbed, and such that the products with entries, divided by the root of their width, are the scores."""
+        return self._into_latents(query) * (self.sizes.scale * self.sizes.width**0.5)
 
     def _query(self, low: Float[Tensor, "b s q"], rotation: Rotation) -> Float[Tensor, "b h s e"]:
         heads = self.q_up(low).unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -98,6 +114,26 @@ class LatentAttention(nn.Module):
         """W_UK and W_UV of each head, as views."""
         keys, values = self.kv_up.weight.unflatten(0, (self.heads, -1)).split((self.sizes.nope, self.sizes.value), dim=1)
         return keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """New tokens that look at latents, as an `mmsdk.attention.types.Attention`; see `mmsdk.decoder.asking.Bound`."""
+
+    attention: LatentAttention
+    x: Float[Tensor, "b s d"]
+    low: Float[Tensor, "b s q"]
+    query: Float[Tensor, "b h s e"]
+    rotation: Rotation
+
+    def __call__(self, query: Float[Tensor, "b h s _"], view: View, mask: Mask) -> Float[Tensor, "b h s v"]:
+        """What each head gets; by its own queries, whatever form these are given in."""
+        return self.attention.looked(self, view, mask)
+
+    def row(self, place: int) -> "Looking":
+        """Those of one row."""
+        here = slice(place, place + 1)
+        return Looking(self.attention, self.x[here], self.low[here], self.query[here], self.rotation.row(place))
 
 
 class SeeAll(nn.Module):

@@ -6,7 +6,8 @@ A policy is one file of `mmsdk.kv.policies`, a frozen dataclass whose fields are
     Reader     evicts nothing, and decides what a query reads of all that is there
     Storer     brings a store of its own for each layer: other precisions, levels, arenas
 
-An evictor may also be an `Observer`, which is shown the queries of every pass, a `Mover`, which re-positions what stays, and `Early`.
+An evictor may also be an `Observer`, which is shown the queries of every pass, a `Mover`, which re-positions what stays, `Early`, and one
+that latents will do for (`OfLatents`).
 
 Letters: b rows, h heads, g key-value heads, s new tokens, t entries held, d width; q is 1 where all heads of a layer hold the same
 tokens, else g; n is b, or b * g where every key-value head is a row of its own.
@@ -21,7 +22,21 @@ from mmsdk.kv.entries import Arriving, Entries
 from mmsdk.kv.turning import Turning
 from mmsdk.kv.types import LayerView
 
-__all__ = ["Amount", "Ask", "Closing", "Early", "Evictor", "Hearing", "KVPolicy", "LayerStore", "Mover", "Observer", "Reader", "Storer"]
+__all__ = [
+    "Amount",
+    "Ask",
+    "Closing",
+    "Early",
+    "Evictor",
+    "Hearing",
+    "KVPolicy",
+    "LayerStore",
+    "Mover",
+    "Observer",
+    "OfLatents",
+    "Reader",
+    "Storer",
+]
 
 Amount = int | float
 """How much stays: a count of tokens (int), or a share of the prompt's (float in (0, 1])."""
@@ -51,7 +66,7 @@ class Ask(Protocol):
         """How keys of this layer turn."""
         ...
 
-    def attend(self, query: Float[Tensor, "n h s d"], view: LayerView) -> Float[Tensor, "n h s d"]:
+    def attend(self, query: Float[Tensor, "n h s d"], view: LayerView) -> Float[Tensor, "n h s e"]:
         """Exact attention to what a view holds, masked by positions. The view has a row for each of the batch, or for each of its heads."""
         ...
 
@@ -112,6 +127,19 @@ class Early(Protocol):
 
 
 @runtime_checkable
+class OfLatents(Protocol):
+    """Judges entries by their age and by the attention that they get, and by nothing else: what is held may be latents (DeepSeek's models).
+
+    The queries that it is shown are then absorbed, such that their products with latents are the scores of the model.
+    """
+
+    @property
+    def latents(self) -> bool:
+        """True; it is there to be seen."""
+        ...
+
+
+@runtime_checkable
 class Reader(Protocol):
     """Decides what a query reads. Prompts are attended to exactly; it is asked for a single new token of each row."""
 
@@ -149,11 +177,11 @@ class LayerStore(Protocol):
         """Tokens held of each row, by each head where they differ."""
         ...
 
-    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> None:
+    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> None:
         """Store new tokens, whose keys are turned to their positions."""
         ...
 
-    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
+    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s e"]:
         """What the new tokens, already stored, get; whatever is due to go may go then."""
         ...
 

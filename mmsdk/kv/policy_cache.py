@@ -98,13 +98,13 @@ class PolicyCache:
                 store.hear(kinds)
 
     def attend(
-        self, layer: int, query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"], ask: Ask
-    ) -> Float[Tensor, "b h s d"]:
+        self, layer: int, query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"], ask: Ask
+    ) -> Float[Tensor, "b h s v"]:
         """Store a layer's new tokens, those that `advance` announced, and what they get from all that it then holds."""
         self._stores[layer].append(self._arriving[layer], keys, values)
         return self._stores[layer].attend(query, ask)
 
-    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> LayerView:
+    def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> LayerView:
         """Store a layer's new tokens and look at all that it holds: nobody asks, so that the policy sees no queries and evicts nothing."""
         self._stores[layer].append(self._arriving[layer], keys, values)
         return self._stores[layer].view()

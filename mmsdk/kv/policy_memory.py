@@ -9,7 +9,7 @@ import torch
 from mmsdk import plugins
 from mmsdk.errors import BudgetError, InputError, PluginError
 from mmsdk.kv.policies.full import Full
-from mmsdk.kv.policy import Amount, Evictor, KVPolicy, LayerStore, Reader, Storer
+from mmsdk.kv.policy import Amount, Evictor, KVPolicy, LayerStore, Mover, OfLatents, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.scoring import amount_of, checked
 from mmsdk.kv.shape import Shape
@@ -56,9 +56,9 @@ class PolicyMemory:
     def begin(
         self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
     ) -> tuple[KVCache, list[int]]:
-        """See `mmsdk.kv.memory.Memory`. Raises InputError for latents, whose keys are no keys that a policy could judge."""
+        """See `mmsdk.kv.memory.Memory`. Raises InputError for latents, where a policy judges or moves keys and values of heads."""
         if not isinstance(shape.head_dim, int) and len(set(shape.head_dim)) > 1:
-            raise InputError(f"{self.name} judges keys and values, and this model keeps latents; choose dense or paged", item="kv")
+            self._check_latents(shape.head_dim[1])
         return self.cache(shape.layers, len(keys), shape.device), [0] * len(keys)
 
     def cache(self, layers: int, rows: int, device: torch.device | str) -> PolicyCache:
@@ -69,6 +69,15 @@ class PolicyMemory:
         """The prompts have been read: what is above the budget goes."""
         assert isinstance(cache, PolicyCache), "a memory is taught by its own caches"
         cache.settle()
+
+    def _check_latents(self, indexed: int) -> None:
+        """`indexed` is the width of an indexer's keys, which stand in the place of values."""
+        if not isinstance(self.policy, OfLatents):
+            able = ", ".join(name for name in plugins.available(POLICIES) if isinstance(plugins.load(POLICIES, name), OfLatents))
+            told = f"{self.name} judges keys and values of heads, and this model keeps latents"
+            raise InputError(f"{told}; choose one of {able}, or dense or paged", item="kv")
+        if isinstance(self.policy, Mover) and indexed:
+            raise InputError(f"{self.name} moves keys, and those of this model's indexer cannot be moved; choose window", item="kv")
 
     def _store(self, layer: int, depth: int) -> LayerStore:
         if isinstance(self.policy, Storer):

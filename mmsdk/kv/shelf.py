@@ -17,13 +17,13 @@ __all__ = ["Shelf", "attended"]
 _ROOM = 4
 
 
-def attended(query: Float[Tensor, "b h s d"], entries: Entries, ask: Ask) -> Float[Tensor, "b h s d"]:
+def attended(query: Float[Tensor, "b h s d"], entries: Entries, ask: Ask) -> Float[Tensor, "b h s e"]:
     """Exact attention to everything that is held, whichever heads hold what."""
     view = entries.rows()
     entries.read = entries.keys.shape[0] * entries.keys.shape[1] * entries.count
     if len(view.positions) == len(query):
         return ask.attend(query, view)
-    return ask.attend(by_heads(query, entries.keys.shape[1]), view).reshape(query.shape)
+    return ask.attend(by_heads(query, entries.keys.shape[1]), view).reshape(*query.shape[:3], -1)
 
 
 def by_heads(query: Float[Tensor, "b h s d"], kv_heads: int) -> Float[Tensor, "n r s d"]:
@@ -61,11 +61,11 @@ class Shelf:
         """See `LayerStore`."""
         return self.entries.lengths
 
-    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> None:
+    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> None:
         """See `LayerStore`."""
         self.entries.append(new, keys, values)
 
-    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
+    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s e"]:
         """See `LayerStore`."""
         self.entries.turning = ask.turning
         single = query.shape[2] == 1

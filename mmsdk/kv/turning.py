@@ -1,7 +1,8 @@
 """How the keys of a layer turn with their position, so that a memory may move what it holds (RoFormer, arXiv 2104.09864).
 
 Turning by a and then by b is turning by a + b: a key that was turned once can be moved on by any number of positions, without its
-original. Channel i of a head is paired with channel i + d / 2, as everywhere here.
+original. Channel i of a head is paired with channel i + d / 2, as everywhere here. Of an entry that is wider than what turns (a latent and
+its rotated key) the last channels turn.
 """
 
 from dataclasses import dataclass, replace
@@ -27,9 +28,11 @@ class Turning:
     def further(self, x: Float[Tensor, "b g n d"], by: Int[Tensor, "b #g n"]) -> Float[Tensor, "b g n d"]:
         """Keys that stand somewhere, moved on by so many positions, which may be negative; computed in float32."""
         angles = by[..., None].float() * self.frequencies.to(by.device)
-        left, right = x.float().chunk(2, dim=-1)
+        turned = 2 * angles.shape[-1]
+        still, moved = x.split((x.shape[-1] - turned, turned), dim=-1)
+        left, right = moved.float().chunk(2, dim=-1)
         cos, sin = angles.cos(), angles.sin()
-        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
+        return torch.cat((still, (left * cos - right * sin).to(x.dtype), (right * cos + left * sin).to(x.dtype)), dim=-1)
 
     def mean(self, first: Int[Tensor, " b"], count: int) -> tuple[Float[Tensor, "b f"], Float[Tensor, "b f"]]:
         """The mean cosine and sine, amplitude and all, over `count` positions from `first` on."""

@@ -1,5 +1,8 @@
 """What every policy of the memory promises, whatever it keeps or reads: rows for themselves, forks, exact budgets, nothing remembered."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,14 +13,14 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, InputError, PluginError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.memory import memory_of
-from mmsdk.kv.policy import Evictor, Reader
+from mmsdk.kv.policy import Evictor, Mover, OfLatents, Reader
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.policy_memory import POLICIES, PolicyMemory
 from mmsdk.kv.shape import Shape
 from mmsdk.kv.types import KVCache
 
 CONFIG = DecoderConfig(vocabulary=50, width=24, layers=2, heads=4, kv_heads=2, head_dim=6, inner=40, context=512)
-PROMPT, STEPS, BUDGET = 24, 3, 9
+PROMPT, STEPS, BUDGET, BLANK = 24, 3, 9, 7
 # Knobs that make a short prompt long enough to be worth something to them.
 SMALL = {"snapkv": ",window=4,kernel=3", "expected": ",future=16,sinks=2", "streaming": ",sinks=2"}
 NAMES = plugins.available(POLICIES)
@@ -69,17 +72,45 @@ def go_on(model: Decoder, cache: KVCache, x: Tensor, steps: range = range(STEPS)
     return torch.stack(outs, dim=1)
 
 
-def filled(model: Decoder, name: str, tokens: Tensor, blank: int = 7, amount: int | float = BUDGET) -> PolicyCache:
-    cache = memory(name, amount).cache(CONFIG.layers, 2, "cpu")
-    read(model, cache, tokens, positions(blank))
-    return cache
+@dataclass(frozen=True)
+class Filled:
+    """A policy whose memory has read the prompts, what came of them, and what then came of the tokens behind them."""
+
+    memory: PolicyMemory
+    cache: PolicyCache
+    first: Tensor
+    onward: Tensor
+
+
+@pytest.fixture(scope="module")
+def filled(model: Decoder, tokens: Tensor) -> Callable[[str], Filled]:
+    """Read once for all tests, which go on from forks; that a fork is like a cache of its own is one of them."""
+    known = dict[str, Filled]()
+
+    def find(name: str) -> Filled:
+        if name not in known:
+            one = memory(name)
+            cache = one.cache(CONFIG.layers, 2, "cpu")
+            first = read(model, cache, tokens, positions(BLANK))
+            known[name] = Filled(one, cache, first, go_on(model, cache.fork(), tokens))
+        return known[name]
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def exact(model: Decoder, tokens: Tensor) -> Tensor:
+    """What comes of the tokens behind the prompts where everything stays."""
+    cache = DenseCache.allocate(CONFIG.layers, 2, 2, 6, 8, torch.float32, "cpu")
+    read(model, cache, tokens, positions(BLANK))
+    return go_on(model, cache, tokens)
 
 
 @EVERY
-def test_a_row_is_what_it_would_be_alone(model: Decoder, tokens: Tensor, name: str) -> None:
+def test_a_row_is_what_it_would_be_alone(model: Decoder, tokens: Tensor, filled: Callable[[str], Filled], name: str) -> None:
     """Padding in front, and what other rows hold, change nothing."""
-    together = go_on(model, filled(model, name, tokens), tokens)
-    for row, blank in ((0, 0), (1, 7)):
+    together = filled(name).onward
+    for row, blank in ((0, 0), (1, BLANK)):
         alone = memory(name).cache(CONFIG.layers, 1, "cpu")
         with torch.no_grad():
             model(tokens[row : row + 1, blank:PROMPT], torch.arange(PROMPT - blank)[None], alone)
@@ -88,32 +119,34 @@ def test_a_row_is_what_it_would_be_alone(model: Decoder, tokens: Tensor, name: s
 
 
 @EVERY
-def test_ka_19_ka_21_rows_are_reordered_and_repeated(model: Decoder, tokens: Tensor, name: str) -> None:
-    cache = filled(model, name, tokens)
-    go_on(model, cache, tokens, range(2))
-    chosen = cache.select(torch.tensor([1, 0, 1]))
-    straight, turned = (go_on(model, *pair, range(2, STEPS)) for pair in ((cache, tokens), (chosen, tokens[[1, 0, 1]])))
-    torch.testing.assert_close(turned, straight[[1, 0, 1]], rtol=1e-3, atol=1e-4)
+def test_ka_19_ka_21_rows_are_reordered_and_repeated(model: Decoder, tokens: Tensor, filled: Callable[[str], Filled], name: str) -> None:
+    cache = filled(name).cache.fork()
+    go_on(model, cache, tokens, range(STEPS - 1))
+    turned = go_on(model, cache.select(torch.tensor([1, 0, 1])), tokens[[1, 0, 1]], range(STEPS - 1, STEPS))
+    torch.testing.assert_close(turned, filled(name).onward[[1, 0, 1], -1:], rtol=1e-3, atol=1e-4)
 
 
 @EVERY
-def test_ka_22_two_continuations_of_one_prompt_do_not_meet(model: Decoder, tokens: Tensor, name: str) -> None:
-    cache, fresh = filled(model, name, tokens), go_on(model, filled(model, name, tokens), tokens)
+def test_ka_22_two_continuations_of_one_prompt_do_not_meet(
+    model: Decoder, tokens: Tensor, filled: Callable[[str], Filled], name: str
+) -> None:
+    """One of another answer, one of a fork, and then the cache itself, that nothing was forked from since it was read."""
+    cache = memory(name).cache(CONFIG.layers, 2, "cpu")
+    read(model, cache, tokens, positions(BLANK))
     child, grandchild = cache.fork(), cache.fork().fork()
     go_on(model, child, -tokens)
     for one in (grandchild, cache):
-        torch.testing.assert_close(go_on(model, one, tokens), fresh, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(go_on(model, one, tokens), filled(name).onward, rtol=1e-4, atol=1e-5)
 
 
 @EVERY
-def test_ka_20_a_policy_used_twice_is_the_same(model: Decoder, tokens: Tensor, name: str) -> None:
-    one = memory(name)
-    before, outs = repr(one), []
-    for _ in range(2):
-        cache, known = one.begin(Shape(CONFIG.layers, 2, 6, torch.float32, torch.device("cpu")), [PROMPT + STEPS] * 3, [(), ()])
-        first = read(model, cache, tokens, positions(7))
-        outs.append(torch.cat((first[:, None], go_on(model, cache, tokens)), dim=1))
-    assert repr(one) == before and known == [0, 0] and torch.equal(outs[0], outs[1])
+def test_ka_20_a_policy_used_twice_is_the_same(model: Decoder, tokens: Tensor, filled: Callable[[str], Filled], name: str) -> None:
+    before = filled(name)
+    shape = Shape(CONFIG.layers, 2, 6, torch.float32, torch.device("cpu"))
+    cache, known = before.memory.begin(shape, [PROMPT + STEPS] * 3, [(), ()])
+    assert torch.equal(read(model, cache, tokens, positions(BLANK)), before.first)
+    assert torch.equal(go_on(model, cache, tokens), before.onward)
+    assert before.memory == memory(name) and known == [0, 0]
 
 
 @pytest.mark.parametrize("name", EVICTORS)
@@ -124,7 +157,7 @@ def test_budgets_are_met_exactly(model: Decoder, tokens: Tensor, name: str, amou
     assert isinstance(policy, Evictor)
     cache = memory(name, amount).cache(CONFIG.layers, 2, "cpu")
     with torch.no_grad():
-        model(tokens[:, :PROMPT], positions(7)[:, :PROMPT], cache)
+        model(tokens[:, :PROMPT], positions(BLANK)[:, :PROMPT], cache)
     nbytes, span = cache.nbytes, cache.span
     assert span == 2 * CONFIG.kv_heads * PROMPT * CONFIG.layers
     cache.settle()
@@ -142,26 +175,37 @@ def test_budgets_are_met_exactly(model: Decoder, tokens: Tensor, name: str, amou
 
 
 @pytest.mark.parametrize("name", [*EVICTORS, *READERS])
-def test_a_budget_for_everything_is_exact(model: Decoder, tokens: Tensor, name: str) -> None:
+def test_a_budget_for_everything_is_exact(model: Decoder, tokens: Tensor, exact: Tensor, name: str) -> None:
     """What evicts nothing, or reads everything, is the plain cache; a store of its own may round what it keeps."""
-    exact = DenseCache.allocate(CONFIG.layers, 2, 2, 6, 8, torch.float32, "cpu")
-    cache = filled(model, name, tokens, amount=1000)
-    read(model, exact, tokens, positions(7))
-    torch.testing.assert_close(go_on(model, cache, tokens), go_on(model, exact, tokens), rtol=1e-3, atol=1e-4)
+    cache = memory(name, 1000).cache(CONFIG.layers, 2, "cpu")
+    read(model, cache, tokens, positions(BLANK))
+    torch.testing.assert_close(go_on(model, cache, tokens), exact, rtol=1e-3, atol=1e-4)
 
 
 @EVERY
-def test_bytes_are_told(model: Decoder, tokens: Tensor, name: str) -> None:
-    cache = filled(model, name, tokens)
+def test_bytes_are_told(model: Decoder, tokens: Tensor, filled: Callable[[str], Filled], name: str) -> None:
+    cache = filled(name).cache.fork()
     go_on(model, cache, tokens, range(1))
     assert cache.nbytes > 0 and cache.span > 0 and 0 < cache.read_bytes <= 2 * 2 * CONFIG.kv_heads * (PROMPT + 1) * 6 * 4 * CONFIG.layers
 
 
 @EVERY
-def test_latents_are_refused_by_name(name: str) -> None:
+def test_latents_are_kept_or_refused_by_name(name: str) -> None:
+    """Where age or attention is all that counts latents will do; beside an indexer's keys nothing can be moved."""
     one = memory(name)
-    with pytest.raises(InputError, match=f"{one.name} .* latents"):
-        one.begin(Shape(2, 1, (24, 0), torch.float32, torch.device("cpu")), [8, 8], [()])
+    shapes = [Shape(2, 1, entry, torch.float32, torch.device("cpu")) for entry in ((24, 0), (24, 8))]
+    if not isinstance(one.policy, OfLatents):
+        with pytest.raises(
+            InputError, match=f"{one.name} .* latents; choose one of full, h2o, random, snapkv, streaming, tova, window, or"
+        ):
+            one.begin(shapes[0], [8, 8], [()])
+        return
+    assert isinstance(one.begin(shapes[0], [8, 8], [()])[0], PolicyCache)
+    if isinstance(one.policy, Mover):
+        with pytest.raises(InputError, match=f"{one.name} moves keys, and those of this model's indexer"):
+            one.begin(shapes[1], [8, 8], [()])
+    else:
+        one.begin(shapes[1], [8, 8], [()])
 
 
 def test_what_cannot_be_is_told() -> None:

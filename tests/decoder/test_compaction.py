@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmsdk.attention.dsa import Lightning
 from mmsdk.attention.mla import Latent
 from mmsdk.decoder.compaction import closed_up, compact
 from mmsdk.decoder.rope import Dynamic, Sections
@@ -132,7 +133,7 @@ def test_an_endless_text_stays_within_its_bound() -> None:
 
 
 def test_what_cannot_be_moved_is_refused() -> None:
-    latent = made(kv_heads=1, head_dim=10, attention=Latent(q_rank=0, kv_rank=16, nope=6, rope=4, value=5))
+    latent = made(kv_heads=1, head_dim=10, attention=Latent(q_rank=8, kv_rank=16, nope=6, rope=4, value=5, indexer=Lightning(2, 6, 4)))
     wide = DenseCache.allocate(3, 1, 1, latent.config.entry, 8, torch.float32, "cpu")
     read(latent, ids_of(4), wide)
     with pytest.raises(ModelError, match="cannot be moved"):

@@ -21,6 +21,11 @@ class Full:
         """None of the layers is different."""
         return 0
 
-    def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 d"]:
+    @property
+    def latents(self) -> bool:
+        """Nothing is judged."""
+        return True
+
+    def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 e"]:
         """All of it."""
         return attended(query, entries, ask)

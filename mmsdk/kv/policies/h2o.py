@@ -26,6 +26,11 @@ class H2O:
     interval: int = 1
     dense: int = 0
 
+    @property
+    def latents(self) -> bool:
+        """Only attention counts."""
+        return True
+
     def observe(self, entries: Entries, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Add what the new tokens look at."""
         asking = (ask.positions >= 0).sum(1)

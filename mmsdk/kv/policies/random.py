@@ -22,6 +22,11 @@ class Random:
     interval: int = 1
     dense: int = 0
 
+    @property
+    def latents(self) -> bool:
+        """Only positions count."""
+        return True
+
     def scores(self, entries: Entries, keep: Int[Tensor, " b"]) -> Int[Tensor, "b g t"]:
         """The draws; the newest entry is above them."""
         heads = torch.arange(entries.keys.shape[1], device=entries.keys.device)[:, None]

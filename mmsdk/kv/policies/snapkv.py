@@ -34,6 +34,11 @@ class SnapKV:
         if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0:
             raise BudgetError(f"snapkv needs a window of at least 1 and an odd kernel, got window={self.window}, kernel={self.kernel}")
 
+    @property
+    def latents(self) -> bool:
+        """Only attention counts."""
+        return True
+
     def observe(self, entries: Entries, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Keep the last queries."""
         last_queries(entries, query, ask, self.window)

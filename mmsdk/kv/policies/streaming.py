@@ -39,6 +39,11 @@ class Streaming:
         """A new token sees the window that it is the last of."""
         return True
 
+    @property
+    def latents(self) -> bool:
+        """Only age counts; of a latent's entry the rotated part is moved."""
+        return True
+
     def observe(self, entries: Entries, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Where new tokens stand along the first axis: sinks are moved along all axes by as much.
 

@@ -24,6 +24,11 @@ class Tova:
     interval: int = 1
     dense: int = 0
 
+    @property
+    def latents(self) -> bool:
+        """Only attention counts."""
+        return True
+
     def observe(self, entries: Entries, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Keep the last query."""
         last_queries(entries, query, ask, 1)

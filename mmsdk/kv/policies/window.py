@@ -22,6 +22,11 @@ class Window:
         """A new token sees the window that it is the last of."""
         return True
 
+    @property
+    def latents(self) -> bool:
+        """Only age counts."""
+        return True
+
     def scores(self, entries: Entries, keep: Int[Tensor, " b"]) -> Int[Tensor, "b q t"]:
         """By age."""
         return entries.order
