@@ -19,7 +19,6 @@ from mmsdk.weights.fields import read_fields
 
 __all__ = ["Checkpoint", "open_checkpoint", "open_file"]
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_NAMED = 12
 _BYTES = MappingProxyType({"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2})
 
@@ -120,13 +119,14 @@ class Checkpoint:
         return self.files[name]
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Map the safetensors files of a folder. Raises WeightsError where there are none, or one is damaged or missing."""
-    if (folder / _INDEX).is_file():
-        return _sharded(folder)
-    if not (folder / _SINGLE).is_file():
-        raise WeightsError(f"{folder} has no {_SINGLE} and no {_INDEX}{_pickles(folder)}")
-    return open_file(folder / _SINGLE)
+def open_checkpoint(folder: Path, stem: str = "model") -> Checkpoint:
+    """Map the safetensors files of a folder, named by `stem`. Raises WeightsError where there are none, or one is damaged or missing."""
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if index.is_file():
+        return _sharded(index)
+    if not single.is_file():
+        raise WeightsError(f"{folder} has no {single.name} and no {index.name}{_pickles(folder)}")
+    return open_file(single)
 
 
 def open_file(path: Path) -> Checkpoint:
@@ -147,10 +147,10 @@ def _list(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _sharded(folder: Path) -> Checkpoint:
-    table = read_fields(folder / _INDEX).group("weight_map")
-    places = {name: table.text(name) for name in table.values}
-    shards = {shard: _opened(_inside(folder, shard)) for shard in sorted(set(places.values()))}
+def _sharded(index: Path) -> Checkpoint:
+    table = read_fields(index).group("weight_map")
+    places, folder = {name: table.text(name) for name in table.values}, index.parent
+    shards = {shard: _opened(_inside(index, shard)) for shard in sorted(set(places.values()))}
     held = {shard: set(file.keys()) for shard, file in shards.items()}
     for name, shard in places.items():
         if name not in held[shard]:
@@ -158,11 +158,11 @@ def _sharded(folder: Path) -> Checkpoint:
     return Checkpoint(folder, {name: shards[shard] for name, shard in places.items()})
 
 
-def _inside(folder: Path, shard: str) -> Path:
+def _inside(index: Path, shard: str) -> Path:
     """A shard's path. An index must not name files outside its folder, nor anything that is not safetensors."""
     if Path(shard).name != shard or not shard.endswith(".safetensors"):
-        raise WeightsError(f"{folder / _INDEX} names {shard!r}, which is not a safetensors file of its own folder")
-    return folder / shard
+        raise WeightsError(f"{index} names {shard!r}, which is not a safetensors file of its own folder")
+    return index.parent / shard
 
 
 def _opened(path: Path) -> safetensors.safe_open:

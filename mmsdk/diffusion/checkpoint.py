@@ -1,0 +1,95 @@
+"""Diffusers-layout checkpoints: a folder with `config.json` and safetensors, read into a `DiT` by a table of names.
+
+A family (`mmsdk.diffusion.models`, one file each) says which sizes its settings give and what it calls each of our tensors. Nothing is
+unpickled, and no tensor is left out or made up: what is missing, left over or of another shape is listed, all of it, before any is read.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mmsdk.diffusion.dit import DiT, DiTConfig
+from mmsdk.errors import ModelError
+from mmsdk.weights.fields import Fields, read_fields
+from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
+
+__all__ = ["Family", "Names", "read"]
+
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a family calls the model's modules and parameters, and, behind `blocks` and a layer's number, those of a layer."""
+
+    model: Mapping[str, str]
+    layer: Mapping[str, str]
+    blocks: str
+
+    def told(self, ours: str) -> str:
+        """The family's name of one of our tensors."""
+        if not ours.startswith("blocks."):
+            return _by(self.model, ours)
+        _, number, rest = ours.split(".", 2)
+        return f"{self.blocks}.{number}.{_by(self.layer, rest)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Class names that `config.json` may have for it, its sizes from its settings, and its names."""
+
+    classes: tuple[str, ...]
+    config: Callable[[Fields], DiTConfig]
+    names: Names
+
+
+def read(folder: Path, family: Family, dtype: torch.dtype, device: torch.device) -> DiT:
+    """The model of a folder, ready to run.
+
+    Raises ModelError for settings of another family, and for tensors that are missing, unexpected or of another shape, naming them;
+    WeightsError where files are missing or damaged, or are pickles.
+    """
+    fields = read_fields(folder / "config.json")
+    found = fields.text("_class_name")
+    if found not in family.classes:
+        raise ModelError(f"{fields.where} is of a {found}, not of a {' or '.join(family.classes)}")
+    with torch.device("meta"):
+        model = DiT(family.config(fields))
+    checkpoint = open_checkpoint(folder, "diffusion_pytorch_model")
+    wanted = {name: tuple(like.shape) for name, like in model.state_dict().items()}
+    _fit(wanted, checkpoint, family.names)
+    state = {}
+    for name, shape in wanted.items():
+        stored = checkpoint.tensor(family.names.told(name))
+        state[name] = stored.reshape(shape).to(device, dtype, copy=True)
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def _by(table: Mapping[str, str], ours: str) -> str:
+    module, _, leaf = ours.rpartition(".")
+    return table[ours] if ours in table else f"{table[module]}.{leaf}"
+
+
+def _fit(wanted: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, names: Names) -> None:
+    told = {names.told(ours): shape for ours, shape in wanted.items()}
+    missing = [name for name in told if name not in checkpoint.files]
+    unexpected = [name for name in checkpoint.files if name not in told]
+    shapes = {name: checkpoint.shape(name) for name in told if name in checkpoint.files}
+    misshaped = [f"{name} {shape}, not {told[name]}" for name, shape in shapes.items() if not _same(shape, told[name])]
+    wrong = {"missing": missing, "unexpected": unexpected, "misshaped": misshaped}
+    if any(wrong.values()):
+        raise ModelError(f"{checkpoint.folder}: " + "; ".join(f"{kind}: {_list(found)}" for kind, found in wrong.items() if found))
+
+
+def _same(stored: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+    """A table may have an axis in front, for the batch; a convolution over patches is a matrix of its first axis and all others."""
+    return stored in (ours, (1, *ours)) or (len(stored) > 2 and (stored[0], math.prod(stored[1:])) == ours)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(sorted(names)[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Step caches, one file each."""
