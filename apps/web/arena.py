@@ -18,8 +18,8 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 import gymnasium
 import metaworld  # noqa: F401  (its import is what adds the environments to gymnasium)
@@ -108,16 +108,22 @@ def main(words: Sequence[str]) -> None:
     told = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     arena = Arena(task, int(seed), int(size))
+    orders: dict[str, Callable[..., Seen | Planned]] = {
+        "act": arena.act,
+        "plan": arena.plan,
+        "look": arena.look,
+        "begin": arena.begin,
+    }
     _tell(told, arena.begin())
     try:
         while True:
             name, *given = pickle.load(sys.stdin.buffer)
-            _tell(told, {"act": arena.act, "plan": arena.plan, "look": arena.look, "begin": arena.begin}[name](*given))
+            _tell(told, orders[name](*given))
     except (EOFError, BrokenPipeError):
         arena.close()
 
 
-def _tell(out: BinaryIO, what: Any) -> None:
+def _tell(out: BinaryIO, what: Seen | Planned) -> None:
     pickle.dump(what, out)
     out.flush()
 

@@ -166,6 +166,8 @@ def test_a_model_that_cannot_be_had_is_a_message_and_the_next_question_is_answer
     expect(page.locator("#status .mm-status")).to_have_text("", timeout=PATIENCE)
     expect(page.locator("#chosen [data-testid=status-tracker]")).to_be_hidden()
     page.locator("#weights").get_by_text("int8").click()
+    page.locator("#kv input").click()
+    page.get_by_role("option", name="int8: in 8 bits").click()
     slide(page, "longest", 2)
     page.locator("#ask").click()
     says(page.locator("#status"), "done in")
