@@ -18,8 +18,8 @@
 
 namespace {
 
-// Elements of a tile, rows of two of them, rows of x at a time, entries whose scores are there at a time.
-constexpr long SIZE = 512, PAIR = 32, MOST = 512, ENTRIES = 256;
+// Elements of a tile, rows of two of them, rows of x at a time, entries whose scores are there at a time, and whose bias is.
+constexpr long SIZE = 512, PAIR = 32, MOST = 512, ENTRIES = 128, BIASED = 4096;
 // Bytes of a panel, and of the keys and values that lie packed at a time.
 constexpr long PANEL = 256 << 10, PACKED = 32 << 20;
 constexpr float LOG2E = 1.44269504f, NOTHING = -1e30f;
@@ -231,13 +231,15 @@ void turned(bf16 *head, const bf16 *cosine, const bf16 *sine, float scale, long 
     }
 }
 
-// 2^x within some millionths; nothing from -150 on. Of two operands the second is given back where one is no number.
+// 2^x within some hundred-thousandths, as what it gives is rounded to bfloat16; 0 below -126, where numbers would be slow.
+// Of two operands the second is given back where one is no number.
 __m512 power(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-150), x);
+    const __mmask16 some = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+    x = _mm512_max_ps(_mm512_set1_ps(-126), x);
     const __m512 n = _mm512_roundscale_ps(x, 0), f = _mm512_sub_ps(x, n);
-    __m512 y = _mm512_set1_ps(1.339887440e-3f);
-    for (float c : {9.618437357e-3f, 5.550332548e-2f, 2.402264791e-1f, 6.931472028e-1f, 1.f}) y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(c));
-    return _mm512_scalef_ps(y, n);
+    __m512 y = _mm512_set1_ps(9.618437357e-3f);
+    for (float c : {5.550332548e-2f, 2.402264791e-1f, 6.931472028e-1f, 1.f}) y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(c));
+    return _mm512_maskz_scalef_ps(some, y, n);
 }
 
 }  // namespace
@@ -289,15 +291,21 @@ struct Packed {
     }
 };
 
+// The first of some entries that any of 32 queries sees, and the end of those.
+struct Span {
+    long first, last;
+};
+
 // What a thread works in: 32 queries of a head over ENTRIES entries.
 struct Bench {
     bf16 *queries, *shares;
     float *scores, *sums, *bias;
+    Span *spans;
 };
 
-// Some entries' bias, times log2 e, with a query in each lane, and the first and last 32 that any query sees; false where none does.
-bool turned_bias(const Attention &a, long row, long query, long start, long count, float *to, long &first, long &last) {
-    first = count, last = 0;
+// Some entries' bias, times log2 e, with a query in each lane; which of them, in whole steps of 32, any query sees.
+Span turned_bias(const Attention &a, long row, long query, long start, long count, float *to) {
+    long first = count, last = 0;
     for (long j = 0; j < count; j += 16)
         for (long half = 0; half < 2; half++) {
             __m512i r[16];
@@ -313,9 +321,7 @@ bool turned_bias(const Attention &a, long row, long query, long start, long coun
             transpose(r);
             for (int i = 0; i < 16; i++) _mm512_store_si512(to + (j + i) * PAIR + half * 16, r[i]);
         }
-    first = first / 32 * 32;
-    last = std::min(up(last, 32), up(count, 32));
-    return first < last;
+    return {first / 32 * 32, std::min(up(last, 32), up(count, 32))};
 }
 
 // 32 queries of a head over entries `first` to `last` of those from `start` on, added to what they saw before.
@@ -331,20 +337,23 @@ void look(const Attention &a, const Packed &packed, const Bench &bench, const bf
     }
     for (long j = first; j < last; j++) {
         float *scores = bench.scores + j * PAIR;
+        const float *bias = bench.bias + j * PAIR;
         // lane i is query + i, which sees up to query + i + behind
-        const long hidden = a.bias ? 0 : std::clamp(start + j - a.behind - query, 0l, 32l);
-        const uint32_t lanes = j >= count || hidden == 32 ? 0 : ~0u << hidden;
+        const long hidden = a.bias ? 0 : start + j - a.behind - query;
+        const bool whole = j < count && hidden <= 0;
+        const uint32_t lanes = whole ? ~0u : j >= count || hidden > 31 ? 0 : ~0u << hidden;
         for (int half = 0; half < 2; half++) {
-            const __mmask16 seen = lanes >> 16 * half;
-            __m512 one = _mm512_mul_ps(_mm512_load_ps(scores + 16 * half), by);
-            if (a.bias) one = _mm512_add_ps(one, _mm512_load_ps(bench.bias + j * PAIR + 16 * half));
-            one = _mm512_mask_mov_ps(none, seen, one);
-            _mm512_store_ps(scores + 16 * half, one);
+            __m512 one = _mm512_load_ps(scores + 16 * half);
+            if (a.bias) one = _mm512_fmadd_ps(one, by, _mm512_load_ps(bias + 16 * half));
+            if (!whole) one = _mm512_mask_mov_ps(none, lanes >> 16 * half, one);
+            if (a.bias || !whole) _mm512_store_ps(scores + 16 * half, one);
             top[half] = _mm512_max_ps(top[half], one);
         }
     }
+    // Scores without a bias are yet to be scaled.
+    const __m512 rest = a.bias ? _mm512_set1_ps(1) : by;
     for (int half = 0; half < 2; half++) {
-        const __m512 now = _mm512_max_ps(most[half], top[half]), share = power(_mm512_sub_ps(most[half], now));
+        const __m512 now = _mm512_max_ps(most[half], _mm512_mul_ps(top[half], rest)), share = power(_mm512_sub_ps(most[half], now));
         most[half] = now;
         __m512 sum = _mm512_mul_ps(all[half], share);
         if (begun)
@@ -355,7 +364,8 @@ void look(const Attention &a, const Packed &packed, const Bench &bench, const bf
         bf16 *shares = bench.shares + half * ENTRIES * 16;
         for (long j = first; j < last; j += 2) {
             const float *scores = bench.scores + j * PAIR + 16 * half;
-            const __m512 even = power(_mm512_sub_ps(_mm512_load_ps(scores), now)), odd = power(_mm512_sub_ps(_mm512_load_ps(scores + PAIR), now));
+            const __m512 even = power(_mm512_fmsub_ps(_mm512_load_ps(scores), rest, now));
+            const __m512 odd = power(_mm512_fmsub_ps(_mm512_load_ps(scores + PAIR), rest, now));
             sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
             _mm512_store_si512(shares + j * 16, in_turn(even, odd));
         }
@@ -396,9 +406,16 @@ void see(const Attention &a, const Packed &packed, const Bench &bench, const bf1
         __m512 most[2] = {_mm512_set1_ps(NOTHING), _mm512_set1_ps(NOTHING)}, all[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         bool begun = false;
         for (long start = 0; start < seen; start += ENTRIES) {
-            long first = 0, last = up(std::min(ENTRIES, seen - start), 32);
-            if (a.bias && !turned_bias(a, row, query, start, std::min(ENTRIES, seen - start), bench.bias, first, last)) continue;
-            look(a, packed, bench, keys, values, query, start, first, last, begun, most, all);
+            const long some = std::min(ENTRIES, seen - start);
+            // Heads share a bias, which is laid out once where there is room for all of it.
+            const bool kept = a.bias && a.t <= BIASED;
+            Bench here = bench;
+            here.bias += kept ? start * PAIR : 0;
+            Span &span = bench.spans[kept ? start / ENTRIES : 0];
+            if (!a.bias) span = {0, up(some, 32)};
+            if (a.bias && !(kept && head)) span = turned_bias(a, row, query, start, some, here.bias);
+            if (span.first >= span.last) continue;
+            look(a, packed, here, keys, values, query, start, span.first, span.last, begun, most, all);
             begun = true;
         }
         if (!begun) std::fill_n(bench.sums, packed.channels * 16 * PAIR, 0.f);
@@ -505,6 +522,7 @@ void attend_many(const Attention *given, bf16 *out) {
         {
             static thread_local Kept<bf16> small;
             static thread_local Kept<float> large;
+            static thread_local Kept<Span> spans;
             const long pieces = packed.tokens / 32;
 #pragma omp for schedule(static)
             for (long task = 0; task < some * pieces; task++) {
@@ -515,8 +533,8 @@ void attend_many(const Attention *given, bf16 *out) {
             Tiles tiles(16);
             const long wide = packed.channels * 16;
             bf16 *one = small.of(wide * PAIR + ENTRIES * PAIR);
-            float *two = large.of((2 * ENTRIES + wide) * PAIR);
-            const Bench bench{one, one + wide * PAIR, two, two + ENTRIES * PAIR, two + (ENTRIES + wide) * PAIR};
+            float *two = large.of((ENTRIES + wide + (a.bias ? up(std::min(a.t, BIASED), ENTRIES) : 0)) * PAIR);
+            const Bench bench{one, one + wide * PAIR, two, two + ENTRIES * PAIR, two + (ENTRIES + wide) * PAIR, spans.of(BIASED / ENTRIES)};
             const long alone = some * blocks < 4 * omp_get_num_threads() ? share : 1;
 #pragma omp for schedule(dynamic)
             for (long task = 0; task < some * blocks * alone; task++) {

@@ -4,7 +4,6 @@ Products read the weights as they lie for decode steps, whether bfloat16, int8 o
 between, so that every cache, mask and way of attention goes with it: pages, prefixes, padding, windows, policies.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -60,7 +60,13 @@ class DenseCache:
         if len(capacities) != layers:
             raise InputError(f"there are {len(capacities)} for {layers} layers", item="capacity")
         where = torch.device(device)
-        keys, values = ([torch.empty(rows, kv_heads, size, width, dtype=dtype, device=where) for size in capacities] for width in widths)
+        # In one piece, of which a system that has large pages touches few.
+        sizes_of = [[rows * kv_heads * size * width for size in capacities] for width in widths]
+        pieces = [torch.empty(sum(counts), dtype=dtype, device=where).split(counts) for counts in sizes_of]
+        keys, values = (
+            [piece.view(rows, kv_heads, size, width) for piece, size in zip(of, capacities, strict=True)]
+            for of, width in zip(pieces, widths, strict=True)
+        )
         slots = {size: Slots.empty(rows, size, where) for size in capacities}
         start = torch.zeros(rows, dtype=torch.long, device=where)
         return cls(keys, values, [slots[size] for size in capacities], [start] * layers, start)
