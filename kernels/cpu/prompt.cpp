@@ -333,7 +333,8 @@ void look(const Attention &a, const Packed &packed, const Bench &bench, const bf
     __m512 top[2] = {none, none};
     for (long j = first; j < last; j += 32) {
         const bf16 *k = keys + (start + j) / 16 * steps * SIZE;
-        four<false>(k, k + steps * SIZE, 64, SIZE, bench.queries, bench.queries + steps * SIZE, SIZE, steps, bench.scores + j * PAIR, [](long) {});
+        const bf16 *q = bench.queries;
+        four<false>(k, k + steps * SIZE, 64, SIZE, q, q + steps * SIZE, SIZE, steps, bench.scores + j * PAIR, [](long) {});
     }
     for (long j = first; j < last; j++) {
         float *scores = bench.scores + j * PAIR;
@@ -374,7 +375,8 @@ void look(const Attention &a, const Packed &packed, const Bench &bench, const bf
     for (long c = 0; c < channels; c += 2) {
         const bf16 *v = values + ((start + first) / 32 * channels + c) * SIZE, *p = bench.shares + first * 16;
         const auto add = [&](auto more) {
-            four<more()>(v, v + SIZE, 64, channels * SIZE, p, p + ENTRIES * 16, SIZE, (last - first) / 32, bench.sums + c * 16 * PAIR, [](long) {});
+            float *sums = bench.sums + c * 16 * PAIR;
+            four<more()>(v, v + SIZE, 64, channels * SIZE, p, p + ENTRIES * 16, SIZE, (last - first) / 32, sums, [](long) {});
         };
         begun ? add(std::true_type()) : add(std::false_type());
     }
@@ -387,7 +389,10 @@ void give(const Attention &a, const Bench &bench, const __m512 (&all)[2], long q
         const __m512 share = _mm512_maskz_div_ps(some, _mm512_set1_ps(1), all[half]);
         for (long c = 0; c < a.d; c += 16) {
             __m512i r[16];
-            for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(_mm512_maskz_mul_ps(some, share, _mm512_load_ps(bench.sums + (c + i) * PAIR + 16 * half)));
+            for (int i = 0; i < 16; i++) {
+                const __m512 sum = _mm512_load_ps(bench.sums + (c + i) * PAIR + 16 * half);
+                r[i] = _mm512_castps_si512(_mm512_maskz_mul_ps(some, share, sum));
+            }
             transpose(r);
             const long rows = std::clamp(a.s - query - 16 * half, 0l, 16l);
             for (long i = 0; i < rows; i++) narrow(live(a.d - c), _mm512_castsi512_ps(r[i]), out + (query + 16 * half + i) * a.h * a.d + c);
