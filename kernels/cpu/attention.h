@@ -109,9 +109,10 @@ void four_scores(const bf16 *keys, long token, long d, const bf16 *across, float
     _mm512_store_ps(scores[3] + j, _mm512_mul_ps(by, _mm512_castpd_ps(_mm512_unpackhi_pd(ef, gh))));
 }
 
-// Some heads, side by side, over cached tokens that they share: each as of `over`.
-void over_shared(const bf16 *q, long heads, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, float *out) {
-    if (!tiles_allowed()) {
+// Some heads, side by side, over cached tokens that they share: each as of `over`, by tiles where `tiled` and this process may use them.
+void over_shared(const bf16 *q, long heads, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, bool tiled,
+                 float *out) {
+    if (!tiled || !tiles_allowed()) {
         for (long i = 0; i < heads; i++) over(q + i * d, keys, values, token, t, d, scale, out + i * (d + 2));
         return;
     }

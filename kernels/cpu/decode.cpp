@@ -150,7 +150,7 @@ void attend(const Layer *layer, const bf16 *q, long q_row, const bf16 *keys, con
             const Part &part = all_parts[task / layer->kv_heads];
             const long which = task % layer->kv_heads, from = part.offset + which * head;
             over_shared(q + part.row * q_row + which * shared * d, shared, keys + from, values + from, token, part.count, d, scale,
-                        found + (task / layer->kv_heads * h + which * shared) * size);
+                        layer->qkv.tiles, found + (task / layer->kv_heads * h + which * shared) * size);
         }
         merge(found, ends, m, h, d, out);
     }

@@ -178,7 +178,7 @@ void attend_aged(const Layer *layer, const bf16 *q, long q_row, const bf16 *keys
             float *to = found + (task / g * h + which * shared) * size;
             if (part.tokens) {
                 const long from = part.offset + which * head;
-                over_shared(asking, shared, keys + from, values + from, token, part.tokens, d, scale, to);
+                over_shared(asking, shared, keys + from, values + from, token, part.tokens, d, scale, layer->qkv.tiles, to);
                 continue;
             }
             alignas(64) float queries[QUERIES * WIDEST];

@@ -168,12 +168,14 @@ def test_a_layer_is_its_formula(gelu: bool, normed: bool, m: int) -> None:
 
 
 @pytest.mark.parametrize("t", [1, 15, 256, 700])
-@pytest.mark.parametrize("d", [32, 64, 96])
-def test_attention_reads_the_cache_where_it_lies(t: int, d: int) -> None:
-    h, g, m = 6, 2, 2
+@pytest.mark.parametrize(("d", "h"), [(32, 6), (64, 2), (96, 10)])
+@pytest.mark.parametrize("tiles", WAYS)
+def test_attention_reads_the_cache_where_it_lies(t: int, d: int, h: int, tiles: bool) -> None:
+    g, m = 2, 2
     dummy = torch.zeros(1, 32).bfloat16()
     sizes = matrix.wide(torch.zeros((h + 2 * g) * d, 32).bfloat16())
     made = layer.Layer.of((sizes, sizes, sizes, sizes), (dummy[0], dummy[0]), (), (h, g, d), 1e-5, 1.0, False)
+    made.fields.qkv.tiles = tiles
     room = numbers(2, m, g, t + 9, d, seed=3).bfloat16()
     keys, values = room[0, :, :, 2 : t + 2], room[1, :, :, 2 : t + 2]
     query = numbers(m, h + 2 * g, d, seed=4).bfloat16()[:, :h]
@@ -183,9 +185,11 @@ def test_attention_reads_the_cache_where_it_lies(t: int, d: int) -> None:
 
 
 @pytest.mark.parametrize("t", [1, 40, 300])
-def test_attention_to_what_is_no_number_is_none(t: int) -> None:
+@pytest.mark.parametrize("tiles", WAYS)
+def test_attention_to_what_is_no_number_is_none(t: int, tiles: bool) -> None:
     sizes, dummy = matrix.wide(torch.zeros(96, 32).bfloat16()), torch.zeros(32).bfloat16()
     made_of = layer.Layer.of((sizes, sizes, sizes, sizes), (dummy, dummy), (), (1, 1, 32), 1e-5, 1.0, False)
+    made_of.fields.qkv.tiles = tiles
     for part in range(3):
         parts = [numbers(2, 1, 1, 32).bfloat16(), numbers(2, 1, t, 32, seed=1).bfloat16(), numbers(2, 1, t, 32, seed=2).bfloat16()]
         parts[part][1, 0, -1, 7] = float("nan")
