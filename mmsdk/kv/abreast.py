@@ -6,7 +6,8 @@
 They go through the decoder's matrices together, and each attends to what is its own: nothing is padded, copied or moved when one comes or
 goes, and what a policy does for a row is what it does for that row alone.
 
-Letters: b rows, h heads, g key-value heads, s new tokens, t entries of the longest row, k entries kept, d width; q is 1 or g.
+Letters: b rows, h heads, g key-value heads, s new tokens, t entries of the longest row, k entries kept, d width of a key, e of a value; q
+is 1 or g.
 """
 
 from collections.abc import Sequence
@@ -81,12 +82,12 @@ class Abreast:
         found = [row.lengths for row in self.rows]
         return torch.cat([one.expand(-1, max(other.shape[1] for other in found)) for one in found])
 
-    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s d"]) -> None:
+    def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> None:
         """See `LayerStore`."""
         for place, row in enumerate(self.rows):
             row.append(new.row(place), keys[place : place + 1], values[place : place + 1])
 
-    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
+    def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s e"]:
         """See `LayerStore`."""
         return torch.cat([row.attend(query[place : place + 1], ask.row(place)) for place, row in enumerate(self.rows)])
 

@@ -72,7 +72,7 @@ class Engine:
         if config.sees != "before" and isinstance(pipe.recall.memory, RoundedMemory):
             raise InputError("a memory in fewer bits reads prompts in parts, and this model reads them whole; choose paged", item="kv")
         shape = Shape(config.layers, config.kv_heads, config.entry, decoder.norm.weight.dtype, device_of(pipe.vlm))
-        self._pool = pool_of(pipe.recall.memory, shape, rows, tokens or max(pipe.vlm.context, 1024 * rows))
+        self._pool = pool_of(pipe.recall.memory, shape, rows, tokens or max(pipe.vlm.context, 1024 * rows), chunk)
         # Whether whoever is admitted is promised room to the end of its answer.
         self._promises = config.sees != "before" or not self._pool.rereads
         self._recall = Recall(PagedMemory() if self._pool.page else DenseMemory(), Sights(_SIGHTS))
@@ -230,9 +230,9 @@ class Engine:
     def _being_read(self, job: Job) -> bool:
         """Whether one who is read now brings the next block of this prompt: several answers to one question share what is read once."""
         row, keys = self._prepared[job.number]
-        keys = self._searched(keys, len(row.embeddings) + len(job.said))
-        place = self._pool.known(keys)
-        return any(keys[place : place + 1] == one.keys[place : place + 1] != [] for one in self._reading)
+        searched = self._searched(keys, len(row.embeddings) + len(job.said))
+        place = self._pool.known(searched)
+        return any(searched[place : place + 1] == one.keys[place : place + 1] != [] for one in self._reading)
 
     def _begin(self, job: Job) -> bool:
         """Give a job its room and begin to read it; not where there is none, with some to go on for everyone who is there."""
@@ -274,7 +274,7 @@ class Engine:
         events, budget = list[Event](), self._chunk
         while self._reading and budget > 0:
             one = self._reading[0]
-            count = one.upcoming(budget, alone=budget == self._chunk)
+            count = min(one.upcoming(budget, alone=budget == self._chunk), self._pool.most)
             if not count:
                 break
             run = prefill_into(one.job.worn.decoder(self._pipe.vlm.decoder, [0]), [one.next(count)], (), one.cache)

@@ -27,6 +27,11 @@ class Pool(Protocol):
         """Tokens of a block that is found again by its key; 0 where none is."""
         ...
 
+    @property
+    def most(self) -> int:
+        """Tokens of a prompt that go through the decoder at one time, at most."""
+        ...
+
     def pieces(self, length: int) -> tuple[range, ...]:
         """The tokens of a prompt that go through the decoder at one time; none where any do."""
         ...

@@ -8,6 +8,7 @@ Of exact blocks a request may be set aside and read again. What was rounded or e
 there whoever is let in has room to the end of its answer. Methods are told in `mmsdk.serve.pool.Pool`.
 """
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -29,15 +30,15 @@ from mmsdk.serve.pool import Pool
 __all__ = ["PagedPool", "PolicyPool", "RoundedPool", "pool_of"]
 
 
-def pool_of(memory: Memory, shape: Shape, rows: int, tokens: int) -> Pool:
-    """The pool for the requests of a pipeline with this memory, `rows` at one time and `tokens` of them all.
+def pool_of(memory: Memory, shape: Shape, rows: int, tokens: int, chunk: int) -> Pool:
+    """The pool for the requests of a pipeline with this memory, `rows` at one time and `tokens` of them all, about `chunk` read in a step.
 
     Raises InputError, naming the memory, where it does not fit the model.
     """
     if isinstance(memory, PolicyMemory):
         return PolicyPool(memory, shape, tokens)
     if isinstance(memory, RoundedMemory):
-        return RoundedPool(memory, shape, rows, tokens)
+        return RoundedPool(memory, shape, rows, tokens, chunk)
     if isinstance(memory, DenseMemory | PagedMemory):
         return PagedPool(shape, tokens)
     raise InputError(f"an engine has no pool for {type(memory).__name__}; choose paged, bits such as int8, or a policy", item="kv")
@@ -48,6 +49,7 @@ class PagedPool:
 
     rereads = True
     page = PAGE
+    most = sys.maxsize
 
     def __init__(self, shape: Shape, tokens: int) -> None:
         self.blocks = Pages(shape.layers, shape.kv_heads, shape.head_dim, _blocks(tokens, PAGE), shape.dtype, shape.device)
@@ -124,11 +126,11 @@ class RoundedPool:
     rereads = False
     page = 0
 
-    def __init__(self, memory: RoundedMemory, shape: Shape, rows: int, tokens: int) -> None:
+    def __init__(self, memory: RoundedMemory, shape: Shape, rows: int, tokens: int, chunk: int) -> None:
         """Raises InputError where the model keeps latents."""
-        self._chunk = memory.chunk
-        # Everyone has a window and the blocks at its two ends; what is read in one step comes on top of it before it ages.
-        recent = rows * (_blocks(memory.window, ROUNDED_PAGE) + 3) + _blocks(memory.chunk, ROUNDED_PAGE) + 1
+        self.most = memory.chunk
+        # Everyone has a window and the blocks at its two ends; what is read in one step, which may be more than a chunk, ages in the next.
+        recent = rows * (_blocks(memory.window, ROUNDED_PAGE) + 4) + _blocks(max(2 * chunk, memory.chunk), ROUNDED_PAGE) + 1
         pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, recent, shape.dtype, shape.device, ROUNDED_PAGE)
         self.blocks = RoundedPages(pages, memory.bits, _blocks(tokens, ROUNDED_PAGE), memory.window)
         self._layers = range(shape.layers)
@@ -140,7 +142,7 @@ class RoundedPool:
 
     def pieces(self, length: int) -> tuple[range, ...]:
         """As the pipeline reads them: what a token sees exactly and what rounded depends on where it is cut."""
-        return tuple(range(start, min(length, start + self._chunk)) for start in range(0, length, self._chunk))
+        return tuple(range(start, min(length, start + self.most)) for start in range(0, length, self.most))
 
     def known(self, keys: Sequence[bytes]) -> int:
         """None."""
@@ -193,6 +195,7 @@ class PolicyPool:
 
     rereads = False
     page = 0
+    most = sys.maxsize
 
     def __init__(self, memory: PolicyMemory, shape: Shape, tokens: int) -> None:
         """Raises InputError where the model keeps latents."""

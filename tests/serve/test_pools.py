@@ -68,6 +68,17 @@ def test_every_memory_says_in_an_engine_what_it_says_one_by_one(small: Mini, kv:
     assert served(Engine(pipe, rows=3, chunk=32), asked) == alone(pipe, asked)
 
 
+def test_rounded_blocks_have_room_for_all_that_is_read_in_one_step(small: Mini) -> None:
+    """Four prompts at once, each longer than the window that is kept exactly; those of a step age in the next."""
+    pipe = Pipeline(small, recall=recalling("int8"))
+    asked = [([], f"Question {seed}: " + "is it so? " * 60, GenerationConfig(max_tokens=3)) for seed in range(4)]
+    engine = Engine(pipe, rows=4, chunk=1024)
+    for one in asked:
+        engine.submit(*one)
+    outcomes = engine.drain()
+    assert [outcomes[number].text for number in sorted(outcomes)] == alone(pipe, asked) and engine.held == 0
+
+
 def test_what_a_policy_lets_go_of_is_room_for_others(small: Mini) -> None:
     """Five prompts of which two fit at one time as long as nothing is forgotten."""
     together_at = dict[str, int]()
