@@ -49,6 +49,9 @@ def test_sigterm_lets_an_answer_of_mini_go_out_and_ends_with_0(mini_bundle: Bund
     [
         (["--rows", "0"], "rows: it is 0, expected a whole number of at least 1"),
         (["--timeout", "nan"], "seconds"),
+        (["--body-timeout", "0"], "arrival"),
+        (["--kv", "nope"], "'nope' is not known; choose dense"),
+        (["--kv", "snapkv:2.5"], "2.5"),
         (["--port", "70000"], "70000 is no port"),
         (["--host", "203.0.113.1"], "cannot listen there"),
         (["--allow-network", "here"], "networks are written like"),
