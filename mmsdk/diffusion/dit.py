@@ -162,8 +162,8 @@ class DiT(nn.Module):
         text = self.text(condition.text.to(x.dtype), _gelu)
         rotation = self.config.rotary(grid, self.config.heads, self.config.head_dim, x.device, first)
         scene = _Scene(grid, self.time_out(F.silu(embedded)).unflatten(-1, (6, -1)), text, mask, rotation)
-        layers = [_bound(block, scene, attend) for block in self.blocks if isinstance(block, _Block)]
-        x = through(x, layers, lambda tokens: self.blocks[0].modulated(tokens, scene))
+        blocks = [block for block in self.blocks if isinstance(block, _Block)]
+        x = through(x, [_bound(block, scene, attend) for block in blocks], lambda tokens: blocks[0].modulated(tokens, scene))
         shift, scale = (self.modulation + embedded[:, :, None]).unbind(2)
         x = (F.layer_norm(x.float(), (x.shape[-1],), eps=self.config.eps) * (1 + scale) + shift).to(x.dtype)
         return self._clip(self.out(x), grid)
@@ -171,7 +171,8 @@ class DiT(nn.Module):
     def _patches(self, latents: Tensor, grid: Grid) -> Float[Tensor, "b n d"]:
         t, h, w = self.config.patch
         cut = latents.unflatten(4, (grid.width, w)).unflatten(3, (grid.height, h)).unflatten(2, (grid.frames, t))
-        return cut.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
+        patches: Tensor = cut.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
+        return patches
 
     def _clip(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b e f h w"]:
         t, h, w = self.config.patch
@@ -225,9 +226,8 @@ class _Block(nn.Module):
     def forward(self, x: Float[Tensor, "b n d"], scene: _Scene, attend: Attend) -> Float[Tensor, "b n d"]:
         shift, scale, gate, shift_up, scale_up, gate_up = self._modulations(scene)
         x = (x.float() + self._self(self._scaled(x, shift, scale), scene, attend) * gate).to(x.dtype)
-        query, keys, values = self.cross.parts(self.cross_norm(x), scene.text)
-        read = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (query, keys, values)), attn_mask=scene.mask)
-        x = x + self.cross.projected(read)
+        query, keys, values = (part.transpose(1, 2) for part in self.cross.parts(self.cross_norm(x), scene.text))
+        x = x + self.cross.projected(F.scaled_dot_product_attention(query, keys, values, attn_mask=scene.mask))
         out: Tensor = self.down(_gelu(self.up(self._scaled(x, shift_up, scale_up))))
         return (x.float() + out.float() * gate_up).to(x.dtype)
 

@@ -78,7 +78,7 @@ def flow_by_length(steps: int, tokens: int, terminal: float | None = None) -> Sc
 
 def grown_shift(shift: float, tokens: int, known: int) -> float:
     """The shift for `tokens`, where `shift` fits `known`: it goes by the square root of the length (arXiv 2403.03206, section 5.3.2)."""
-    return shift * (tokens / known) ** 0.5
+    return shift * math.sqrt(tokens / known)
 
 
 def _shifted(sigmas: Tensor, shift: float) -> Tensor:
