@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from mmsdk.apps.cli import main
 from mmsdk.apps.web import main as served
-from mmsdk.apps.web.arm import missing
+from mmsdk.apps.web.arm import Arm, missing
 from mmsdk.apps.web.belt import BeltHand, Script
 from mmsdk.apps.web.bench import RESULTS, drawn
 from mmsdk.apps.web.driving import Run
@@ -34,6 +36,7 @@ from mmsdk.errors import InputError, ModelError
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.vision.intake import Limits
+from mmsdk.vla.types import Observation
 
 MEDIA = Path(__file__).parents[2] / "apps" / "media"
 PATIENCE = 40_000  # ms
@@ -241,24 +244,60 @@ def test_the_robot_of_numbers_runs_and_stops(page: Page) -> None:
     says(page.locator("#robot-status"), "the robot is at rest")
 
 
-def test_the_simulated_arm_opens_a_drawer_in_mujoco(page: Page) -> None:
+@pytest.fixture
+def simulated() -> None:
     lacks = missing()
     if lacks:
         if os.environ.get("CI"):
             pytest.fail(lacks)
         pytest.skip(lacks)
+
+
+def test_the_simulated_arm_moves_in_mujoco_and_stops(simulated: None, page: Page) -> None:
     go(page, "Robot")
-    choose(page, "Arm · open the drawer")
+    choose(page, "Arm · press the button")
     says(page.locator("#robot-about"), "Meta-World's own script")
     slide(page, "thinking", 20)
     page.locator("#run").click()
     expect(page.locator("#robot-view .mm-plan svg")).to_have_count(4, timeout=PATIENCE)
-    picture = page.locator("#robot-view .mm-arm img")
-    first = picture.get_attribute("src")
-    says(page.locator("#robot-view .mm-arm figcaption").first, re.compile(r"^done"))
-    assert picture.get_attribute("src") != first
+    first = page.locator("#robot-view .mm-arm img").get_attribute("src")
+    says(page.locator("#robot-view .mm-arm figcaption").first, re.compile(r"step \d\d"))
+    assert page.locator("#robot-view .mm-arm img").get_attribute("src") != first
     page.locator("#robot-stop").click()
     says(page.locator("#robot-status"), "stopped by the stop button; the robot is at rest")
+
+
+def test_the_script_of_a_task_does_it_and_its_plans_come_true(simulated: None) -> None:
+    """Without a clock, as fast as it goes: a plan made a few steps late begins at the observation, and the next episode is another one."""
+    arm, step = Arm("button-press-topdown", 3), 0
+    seen = observed(arm, step)
+    first, picture = seen.state, arm.scene().pixels
+    while not arm.over:
+        begun, plan = seen.stamp.captured, arm.plan(seen.stamp.captured)
+        for action in plan[:8]:
+            step += 1
+            arm.apply(action)
+            seen = observed(arm, step)
+        # what was done since then stands in front
+        assert torch.allclose(arm.plan(begun)[:8], plan[:8], atol=1e-9)
+    assert arm.outcome == "done" and bool((first - seen.state).abs().max() > 0.05) and picture.std() > 20
+    arm.begin()
+    again = observed(arm, 0)
+    assert not arm.over and (arm.scene().pixels != picture).any() and again.stamp.captured > seen.stamp.captured
+    arm.close()
+    with pytest.raises(ModelError, match="the simulation ended"):
+        arm.observe()
+
+
+def observed(arm: Arm, step: int) -> Observation:
+    """What is observed once so many steps were done."""
+    for _ in range(6000):
+        with suppress(InputError):
+            arm.observe()
+            if arm.scene().step >= step:
+                return arm.observe()
+        time.sleep(0.005)
+    pytest.fail("no observation came")
 
 
 def test_where_simulators_are_not_installed_the_belt_is_offered_and_the_page_says_so() -> None:
