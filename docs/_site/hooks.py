@@ -15,7 +15,8 @@ from pages import bench_page, bench_tables, example_page, method_page, method_ta
 from sources import BENCHES, FAMILIES, ROOT, methods
 
 START = ("index", "quickstart", "guide")
-GUIDES = ("chat", "compression", "memory", "models", "adapters", "serve", "demo", "decoding", "attention", "sparse_attention")
+GUIDES = ("chat", "compression", "memory", "models", "adapters", "serve", "demo", "decoding", "attention")
+GUIDES += ("sparse_attention", "video_generation")
 ROBOTS = ("robot_server", "ros", "robot_memory")
 APART = ("architecture",)  # stands with what is told of the project
 
