@@ -43,7 +43,7 @@ BUDGETS = (0.5, 0.25, 0.1, 0.05, 0.025)
 _SPOKEN_OF = {"santa": 0.15}
 
 # Frames that go through the encoder together, and what is kept of them.
-_WINDOW, _TOKENS = 8, 64
+_WINDOW, _TOKENS = 8, 32
 _WATCHING = ("evs", "simplecluster", "uniform")
 _ENDLESS = "h2o"
 
@@ -62,13 +62,13 @@ class Memory:
     policies: str = "all"
     texts: int = 2
     longest: int = 7936
-    tokens: int = 32
+    tokens: int = 16
     needles: int = 2
     hidden: int = 2048
-    clips: int = 8
+    clips: int = 6
     slower: int = 3
-    streams: int = 4
-    frames: int = 96
+    streams: int = 6
+    frames: int = 64
     endless: int = 10_000
     window: int = 1024
     dtype: str = "auto"

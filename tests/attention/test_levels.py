@@ -124,20 +124,18 @@ def test_overlapping_windows_take_series_a_of_the_one_before_and_their_own_serie
 
 
 @pytest.mark.parametrize("count", [3, 20, 700, 1024])
-@pytest.mark.parametrize("heads", [1, 4])
-def test_an_indexer_picks_the_best_that_a_query_may_see(count: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("heads", "gpu"), [(1, False), (4, False), (4, True)])
+def test_an_indexer_picks_the_best_that_a_query_may_see(count: int, heads: int, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the choice is the operation's, whose reference runs here."""
     monkeypatch.setattr("mmsdk.attention.indexer._TILE", 256)
+    monkeypatch.setattr("mmsdk.attention.indexer.launchable", lambda tensor: gpu)
     new, most = 70, 6
     query, keys = noise(ROWS, new, heads, 5), noise(ROWS, count, 5)
     weights = noise(ROWS, new, heads).abs()
     seen = torch.linspace(0, count, new).long().expand(ROWS, -1)
     found = picks(query, weights, keys, seen, most)
-    # as on a GPU, where the choice is the operation's, whose reference runs here
-    monkeypatch.setattr("mmsdk.attention.indexer.launchable", lambda tensor: True)
-    again = picks(query, weights, keys, seen, most)
     for row in range(ROWS):
         for step in range(new):
-            assert set(again[row, step].tolist()) == set(found[row, step].tolist())
             worth = sum(
                 weights[row, step, head].double() * (keys[row].double() @ query[row, step, head].double()).clamp_min(0)
                 for head in range(heads)
