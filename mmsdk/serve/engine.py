@@ -6,7 +6,7 @@
         for event in engine.step():
             print(event.number, event.text)
 
-A step is schedule, run, postprocess: admit who has room, one token for everyone who speaks, at most `chunk` tokens of prompts for those
+A step is schedule, run, postprocess: admit who has room, one token for everyone who speaks, about `chunk` tokens of prompts for those
 who are still read (chunked prefill, Sarathi, arXiv 2308.16369), then see who has ended. Where blocks run out, the latest to be admitted is
 set aside: its blocks are freed, and its prompt and what it has said are read again when there is room. Its text and its draws go on as if
 nothing had been. No request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes.
@@ -270,7 +270,7 @@ class Engine:
         return events
 
     def _read(self) -> list[Event]:
-        """At most a chunk of the prompts that are read, the earliest first; whoever is through says its first token."""
+        """About a chunk of the prompts that are read, the earliest first; whoever is through says its first token."""
         events, budget = list[Event](), self._chunk
         while self._reading and budget > 0:
             one = self._reading[0]

@@ -139,15 +139,20 @@ class Reading:
         return len(self.laid.embeddings) - self.done
 
     def upcoming(self, budget: int, alone: bool) -> int:
-        """How many tokens go through next: at most `budget`, where no run that is `whole` is cut by that.
+        """How many tokens go through next: all, where they are at most a quarter more than `budget`, else so many, if it is read `alone`.
 
-        None where the first of them is longer; but whoever is read `alone` is given all of that run.
+        Every pass reads all weights: a short rest is not worth one of its own, and who would be cut waits for the next step. No run that is
+        `whole` is cut: the tokens in front of it go first, and where there are none, all of it.
         """
-        stop = self.done + min(budget, self.left)
+        if self.left <= budget + budget // 4:
+            return self.left
+        if not alone:
+            return 0
+        stop = self.done + budget
         while cut := [run.start for run in self.whole if run.start < stop < run.stop]:
             stop = min(cut)
-        if stop > self.done or not alone:
-            return max(0, stop - self.done)
+        if stop > self.done:
+            return stop - self.done
         stop = self.done + 1
         while cut := [run.stop for run in self.whole if run.start < stop < run.stop]:
             stop = max(cut)

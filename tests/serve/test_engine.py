@@ -139,6 +139,20 @@ def test_a_prompt_that_begins_as_an_earlier_one_is_read_from_there(small: Mini) 
     assert steps[1] == 1 < steps[0]
 
 
+def test_no_pass_is_spent_on_a_short_rest_or_beginning(small: Mini) -> None:
+    """Of chunks of 32: prompts of up to a quarter more go through whole, two of them in a step only where both do; a long one in chunks."""
+    read, hook = list[int](), small.decoder.layers[0].register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
+    for lengths, passes in {(40,): [40], (20, 12): [20, 12], (20, 30): [20, 30], (41,): [32, 9], (82, 8): [32, 32, 18, 8]}.items():
+        engine = Engine(Pipeline(small), chunk=32)
+        for number, length in enumerate(lengths):
+            # seven tokens around it, and one for every digit
+            engine.submit([], str(number) * (length - 7), GenerationConfig(max_tokens=1))
+        read.clear()
+        engine.drain()
+        assert read == passes
+    hook.remove()
+
+
 def test_several_answers_to_one_question_share_what_is_read_once(small: Mini) -> None:
     """Asked at one time by one tenant: the others wait until their prompt is there, and read less than a block of it again."""
     words = "What can be seen in this picture, if anything at all? " * 3
