@@ -20,7 +20,7 @@ def product(x: Float[Tensor, "*m k"], weight: Float[Tensor, "n k"], bias: Float[
     """x times the transposed weight, plus the bias.
 
     A few rows in bfloat16 on the processor (a decode step) leave the weight where it lies and read it once: torch's product would bring
-    every weight into another layout first, which costs more than the product. Very few rows go to the C++ of `mmsdk.kernels.cpu`, where
+    every weight into another layout first, which costs more than the product. Up to sixteen go to the C++ of `mmsdk.kernels.cpu`, where
     there is one; else one row is a matrix-vector product, and several are the small operand of the transposed one, whose result is
     transposed back as a view. All sum in float32, so that a row alone and the same row among others agree to within rounding, not
     necessarily to the bit.
