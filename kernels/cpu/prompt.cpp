@@ -144,13 +144,6 @@ long panel_tiles(long tiles, long k, long threads) {
     return best;
 }
 
-// Part of sixteen rows of a matrix, from this one on, is brought near.
-void bring(const Matrix &a, long row, long part, long parts) {
-    const long bytes = a.columns * TILE * 2 >> a.kind;
-    const char *from = (const char *)a.weights + row / TILE * bytes;
-    for (long at = part * bytes / parts / 64 * 64; at < (part + 1) * bytes / parts; at += 64) _mm_prefetch(from + at, _MM_HINT_T1);
-}
-
 // A product of 32 rows and 32 columns that is yet to be taken.
 struct Taken {
     alignas(64) float c[PAIR * PAIR];
@@ -183,7 +176,7 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
 #pragma omp for schedule(static, 1)
     for (long task = 0; task < panels_all * parts; task++) {
         const long first = task / parts * size, count = std::min(size, up(tiles - first, 2)), part = task % parts;
-        const long next = (task + threads) / parts * size, begin = blocks * part / parts, end = blocks * (part + 1) / parts;
+        const long begin = blocks * part / parts, end = blocks * (part + 1) / parts;
         for (long t = first; t < std::min(first + count, tiles); t++) lay_across(a, row_of(t), panel + (t - first) * k * TILE);
         for (long block = begin; block < end; block++) {
             const long rows = std::min(PAIR, m - block * PAIR);
@@ -191,10 +184,6 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
             for (long t = 0; t < count; t += 2, turn ^= 1) {
                 const bf16 *b = panel + t * k * TILE;
                 const Taken &done = both[turn ^ 1];
-                if (t + 1 < tiles && next + t + 1 < std::min(next + size, tiles)) {
-                    bring(a, row_of(next + t), block - begin, end - begin);
-                    bring(a, row_of(next + t + 1), block - begin, end - begin);
-                }
                 const Columns left(a, done.left), right(a, done.right);
                 four<false>(from, from + 16 * k, 2 * k, 32, b, first + t + 1 < tiles ? b + k * TILE : b, SIZE, steps, both[turn].c,
                             [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); });
