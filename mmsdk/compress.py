@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +27,7 @@ from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.methods.identity import Identity
 from mmsdk.tokencomp.plan import reading_key, untouched
 from mmsdk.tokencomp.types import Compressed, Compressor, Side, Thinner
+from mmsdk.vision.prune import Pruner
 from mmsdk.vision.shorten import Shortener
 from mmsdk.vision.types import VisualTokens
 
@@ -34,19 +35,25 @@ __all__ = ["METHODS", "Compression", "CompressionSpec", "Entering", "Method", "S
 
 METHODS = "mmsdk.tokencomp.methods"
 
-Method = Shortener | Compressor | Thinner
+Method = Shortener | Pruner | Compressor | Thinner
 M_co = TypeVar("M_co", bound=Method, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[M_co]):
-    """A method and how much it may keep of each visual input: a count (int), a fraction (float), or what a target has time for."""
+    """A method and how much it may keep of each visual input: a count (int), a fraction (float), or what a target has time for.
+
+    "adaptive", which a `Pruner` alone can be, is as many as it finds right for each input.
+    """
 
     method: M_co
-    amount: int | float | Target
+    amount: int | float | Target | Literal["adaptive"]
 
     def budget(self, n: int) -> Budget:
-        """The count of n tokens that may stay. Raises BudgetError where the amount does not fit, or is still a target."""
+        """The count of n tokens that may stay, of an adaptive step the most: all. Raises BudgetError where the amount does not fit, or is
+        still a target."""
+        if self.amount == "adaptive":
+            return Budget(n)
         if isinstance(self.amount, Target):
             raise BudgetError(f"a prefill of {self.amount.ms:g} ms is no number of tokens; a pipeline makes it one (mmsdk.fitting)")
         return Budget.of(self.amount, n)
@@ -72,7 +79,7 @@ class Compression:
     """Steps in order, each working on what the one before it left. No step at all keeps everything.
 
     Raises PluginError for steps out of the order of their stages, and for two inside the encoder or inside the decoder, BudgetError for
-    two whose amount is a target.
+    two whose amount is a target, or one after an adaptive one.
     """
 
     steps: tuple[Step[Method], ...] = ()
@@ -88,11 +95,13 @@ class Compression:
                 raise PluginError(f"only one method can work inside the {stage}, not all of {asked}")
         if len(self.aimed) > 1:
             raise BudgetError(f"only one step can be fitted to a time, not {len(self.aimed)} of {asked}")
+        if self.aimed and any(step.amount == "adaptive" for step in self.steps):
+            raise BudgetError(f"a step is fitted to a time by counts known beforehand; give each of {asked} an amount, such as 0.5")
 
     @property
-    def inside_encoder(self) -> tuple[Step[Shortener], ...]:
+    def inside_encoder(self) -> tuple[Step[Shortener | Pruner], ...]:
         """The step that shortens the encoder, if there is one."""
-        return tuple(Step(step.method, step.amount) for step in self.steps if isinstance(step.method, Shortener))
+        return tuple(Step(step.method, step.amount) for step in self.steps if isinstance(step.method, Shortener | Pruner))
 
     @property
     def inside_decoder(self) -> tuple[Step[Thinner], ...]:
@@ -177,7 +186,7 @@ def named(method: Method) -> str:
 
 def _stages(method: Method) -> tuple[int, int]:
     """The first and the last of the stages that a method can work at."""
-    return (0, 0) if isinstance(method, Shortener) else (3, 3) if isinstance(method, Thinner) else _SIDES[method.side]
+    return (0, 0) if isinstance(method, Shortener | Pruner) else (3, 3) if isinstance(method, Thinner) else _SIDES[method.side]
 
 
 def _step(part: object) -> Step[Method]:
@@ -191,8 +200,10 @@ def _step(part: object) -> Step[Method]:
         if knob.startswith(AUTO + "@"):
             Target.parse(f"{knob}={value}")
     method = plugins.build(METHODS, asked)
-    if not isinstance(method, Shortener | Compressor | Thinner):
+    if not isinstance(method, Shortener | Pruner | Compressor | Thinner):
         raise PluginError(f"{asked.name!r} in {METHODS} is no compressor: it fulfils none of the protocols of the stages")
+    if isinstance(method, Pruner) and asked.amount in ("", "adaptive"):
+        return Step(method, "adaptive")
     if not asked.amount and not isinstance(method, Identity):
         raise BudgetError(f'{part!r} does not say how much to keep: write "{asked.name}:64" for a count or "{asked.name}:0.25" for a share')
     return Step(method, _amount(asked.amount or "1.0", part))

@@ -11,7 +11,7 @@ A batch goes through together. A row that fails becomes its error and leaves the
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -26,12 +26,14 @@ from mmsdk.prompt import Prompt
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.plan import untouched
 from mmsdk.tokencomp.types import Audit, Compressed
-from mmsdk.vision.shorten import Shortened, Shortener, Shortening, ShorteningEncoder
-from mmsdk.vision.types import Media, Video, VisualTokens
+from mmsdk.vision.prune import Pruner, Pruning
+from mmsdk.vision.shorten import PruningEncoder, Shortened, Shortener, Shortening, ShorteningEncoder
+from mmsdk.vision.types import Media, Video, VisionEncoder, VisualTokens
 
 __all__ = ["Entered", "Seen", "asked", "compress", "connect", "encode", "enter", "parted"]
 
 Good = TypeVar("Good")
+Plan = TypeVar("Plan", bound=Shortening | Pruning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,36 +131,64 @@ def _encoded_alone(vlm: VLM, index: int, row: Sequence[Media]) -> list[Seen] | M
         return error.at(index)
 
 
-def _encode_shortened(vlm: VLM, prompts: Mapping[int, Prompt], step: Step[Shortener]) -> dict[int, list[Seen] | MmsdkError]:
+def _encode_shortened(vlm: VLM, prompts: Mapping[int, Prompt], step: Step[Shortener | Pruner]) -> dict[int, list[Seen] | MmsdkError]:
+    method, name = step.method, named(step.method)
+    if isinstance(method, Pruner):
+        return _encode_inside(vlm, prompts, _pruning(vlm, method, step.amount != "adaptive"), step)
+    if not isinstance(vlm.encoder, ShorteningEncoder):
+        raise ModelError(f"{name} works inside the encoder, and that of {vlm.name!r} cannot be shortened; leave it out")
     encoder = vlm.encoder
-    if not isinstance(encoder, ShorteningEncoder):
-        raise ModelError(f"{named(step.method)} works inside the encoder, and that of {vlm.name!r} cannot be shortened; leave it out")
-    plans, unfit = parted({index: _plans(encoder, index, prompt.media, step) for index, prompt in prompts.items()})
+    inside = _Inside(lambda size, frames, count: encoder.plan(size, frames, method, count), encoder.shortened)
+    return _encode_inside(vlm, prompts, inside, step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside(Generic[Plan]):
+    """How each view of (size, frames) comes to a count, and the tokens of media by such plans; an amount that is everything is left alone
+    where `exact`."""
+
+    plan: Callable[[tuple[int, int], int, int], list[Plan]]
+    run: Callable[[Sequence[Media], Sequence[Sequence[Plan]]], list[Shortened]]
+    exact: bool = True
+
+
+def _pruning(vlm: VLM, method: Pruner, exact: bool) -> _Inside[Pruning]:
+    encoder = vlm.encoder
+    if not isinstance(encoder, PruningEncoder):
+        raise ModelError(f"{named(method)} removes tokens inside the encoder, and that of {vlm.name!r} takes none out; leave it out")
+    return _Inside(lambda size, frames, count: encoder.prunings(size, frames, method, count, exact), encoder.pruned, exact)
+
+
+def _encode_inside(
+    vlm: VLM, prompts: Mapping[int, Prompt], inside: _Inside[Plan], step: Step[Shortener | Pruner]
+) -> dict[int, list[Seen] | MmsdkError]:
+    plans, unfit = parted({index: _plans(vlm.encoder, index, prompt.media, inside, step) for index, prompt in prompts.items()})
     todo = [one for row in plans.values() for one in row]
-    whole = iter(encoder([item for item, plan in todo if not plan]))
-    short = iter(encoder.shortened([item for item, plan in todo if plan], [plan for _, plan in todo if plan]))
-    results = (_shortened(item, next(short), encoder, named(step.method)) if plan else _seen(item, next(whole)) for item, plan in todo)
+    whole = iter(vlm.encoder([item for item, plan in todo if not plan]))
+    short = iter(inside.run([item for item, plan in todo if plan], [plan for _, plan in todo if plan]))
+    results = (_shortened(item, next(short), vlm.encoder, named(step.method)) if plan else _seen(item, next(whole)) for item, plan in todo)
     return {**{index: [next(results) for _ in row] for index, row in plans.items()}, **unfit}
 
 
-def _shortened(item: Media, result: Shortened, encoder: ShorteningEncoder, method: str) -> Seen:
+def _shortened(item: Media, result: Shortened, encoder: VisionEncoder, method: str) -> Seen:
     tokens, owner = result.tokens, result.owner
-    audit = Audit(method, owner, torch.zeros(len(owner), device=owner.device))
-    sight = Sight(item.source, tokens.grid, result.positions, tokens.saliency[owner], audit, item.notes)
+    # what was removed on the way has no saliency: the encoder's is that of its last layers
+    saliency = tokens.saliency[owner.clamp_min(0)].masked_fill(owner < 0, 0.0)
+    sight = Sight(item.source, tokens.grid, result.positions, saliency, Audit(method, owner, result.scores), item.notes)
     return Seen(encoder.count(item.size, _frames(item)), tokens, sight)
 
 
 def _plans(
-    encoder: ShorteningEncoder, index: int, media: Sequence[Media | Encoded], step: Step[Shortener]
-) -> list[tuple[Media, list[Shortening]]] | InputError:
-    """How the encoder is shortened for each frame of each input of a row; not at all where the budget is all that there is."""
+    encoder: VisionEncoder, index: int, media: Sequence[Media | Encoded], inside: _Inside[Plan], step: Step[Shortener | Pruner]
+) -> list[tuple[Media, list[Plan]]] | InputError:
+    """How the encoder is shortened for each frame of each input of a row; not at all where the budget is exactly all that there is."""
     try:
-        return [(item, _plan(encoder, item, step)) for item in _fresh(media, step)]
+        return [(item, _plan(encoder, item, inside, step)) for item in _fresh(media, step)]
     except InputError as error:
         return error.at(index)
 
 
-def _fresh(media: Sequence[Media | Encoded], step: Step[Shortener]) -> Iterator[Media]:
+def _fresh(media: Sequence[Media | Encoded], step: Step[Shortener | Pruner]) -> Iterator[Media]:
     for item in media:
         if isinstance(item, Encoded):
             told = f"{named(step.method)} works inside the encoder, and this was encoded before; ask with the picture itself"
@@ -183,10 +213,10 @@ def _brought_back(vlm: VLM, item: Encoded) -> Seen:
     return dataclasses.replace(_seen(item, tokens), full=item.full)
 
 
-def _plan(encoder: ShorteningEncoder, item: Media, step: Step[Shortener]) -> list[Shortening]:
+def _plan(encoder: VisionEncoder, item: Media, inside: _Inside[Plan], step: Step[Shortener | Pruner]) -> list[Plan]:
     full = encoder.count(item.size, _frames(item))
     budget = step.budget(full)
-    return encoder.plan(item.size, _frames(item), step.method, budget.count) if budget.count < full else []
+    return inside.plan(item.size, _frames(item), budget.count) if budget.count < full or not inside.exact else []
 
 
 def _frames(item: Media) -> int:

@@ -98,6 +98,7 @@ def test_every_method_has_a_page_with_its_knobs_and_its_paper(site: Path) -> Non
         ("compress", "tome", "published, parts ours"),
         ("compress", "p4q", "reconstruction"),
         ("compress", "braco", "reconstruction"),
+        ("compress", "dora", "reconstruction"),
         ("compress", "random", ""),
         ("heads", "latte", "reconstruction"),
         ("heads", "pi0", "published"),

@@ -2,7 +2,8 @@
 
 A method works at one of three stages, told by the protocol that it fulfils:
 
-    encoder     `mmsdk.vision.shorten.Shortener`    merges tokens in every block of the vision transformer
+    encoder     `mmsdk.vision.shorten.Shortener`    merges tokens in every block of the vision transformer, by a plan
+                `mmsdk.vision.prune.Pruner`         removes tokens there, of each picture as many as it finds right
     projector   `Compressor`                        takes visual tokens and gives fewer, on the side of the projector that it declares
     decoder     `Thinner`                           drops tokens between layers of the language model
 """

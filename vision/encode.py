@@ -4,9 +4,9 @@ Letters: f frames, b frames in one batch, n tokens of a frame, m of an input aft
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,14 @@ from torch import Tensor
 from mmsdk.errors import BudgetError, InputError, ModelError
 from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.pooling import Pool, patches, pooled_grid
+from mmsdk.vision.prune import Pruner, Pruning
 from mmsdk.vision.shorten import WHOLE, Area, Groups, Shortened, Shortener, Shortening
 from mmsdk.vision.types import Media, Video, VisualTokens
 from mmsdk.vision.vit import ViT
 
 __all__ = ["Backbone", "Encoder", "Fit", "Sight"]
+
+Plan = TypeVar("Plan", bound=Shortening | Pruning)
 
 
 @runtime_checkable
@@ -63,7 +66,7 @@ class Backbone(Protocol):
         """d, the width of the features."""
         ...
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening | Pruning = WHOLE) -> Sight:
         """What it makes of normalised frames, in the dtype and on the device of the transformer."""
         ...
 
@@ -121,28 +124,42 @@ class Encoder:
 
         Raises BudgetError where a frame would have no token, or the method cannot get there.
         """
-        if count < frames:
-            raise BudgetError(f"each of {frames} frames is shortened by itself, and {count} tokens leave some of them none")
         rows, columns = self.preprocess.grid(size)
-        parts = [(frame + 1) * count // frames - frame * count // frames for frame in range(frames)]
-        depth = self.backbone.vit.config.layers
+        parts, depth = _parts(count, frames), self.backbone.vit.config.layers
         plans = {part: Shortening(by, by.plan(rows * columns, part, depth)) for part in set(parts)}
         return [plans[part] for part in parts]
 
-    @torch.no_grad()
+    def prunings(self, size: tuple[int, int], frames: int, by: Pruner, count: int, exact: bool) -> list[Pruning]:
+        """How each frame of an input comes to its part of `count` tokens, or, not exact, to no more; the parts differ by one at most.
+
+        Raises BudgetError where a frame would have no token.
+        """
+        return [Pruning(by, part, exact) for part in _parts(count, frames)]
+
     def shortened(self, media: Sequence[Media], plans: Sequence[Sequence[Shortening]]) -> list[Shortened]:
         """The tokens of each input, in input order, by one plan a frame; frames of equal grids and plans run together.
 
         Raises InputError, with its place, for an input without pixels.
         """
+        return self._inside(media, plans, _merged)
+
+    def pruned(self, media: Sequence[Media], plans: Sequence[Sequence[Pruning]]) -> list[Shortened]:
+        """The same where frames are pruned."""
+        return self._inside(media, plans, _pruned)
+
+    @torch.no_grad()
+    def _inside(
+        self, media: Sequence[Media], plans: Sequence[Sequence[Plan]], left: Callable[[Sight, tuple[int, int]], list[Merged]]
+    ) -> list[Shortened]:
         _check(media)
-        runs: dict[tuple[tuple[int, int], Shortening], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        runs: dict[tuple[tuple[int, int], Plan], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for i, item in enumerate(media):
             for frame, plan in enumerate(plans[i]):
                 runs[self.preprocess.grid(item.size), plan][i].append(frame)
         found: dict[tuple[int, int], Merged] = {}
         for (grid, plan), members in runs.items():
-            seen = _merged(self._see([_frames(media[i])[frames] for i, frames in members.items()], plan), grid)
+            sights = self._sights([_frames(media[i])[frames] for i, frames in members.items()], plan)
+            seen = [view for _, sight in sights for view in left(sight, grid)]
             found |= dict(zip(((i, frame) for i, frames in members.items() for frame in frames), seen, strict=True))
         grids = [(len(plans[i]), *self.preprocess.grid(item.size)) for i, item in enumerate(media)]
         return [_shortened(item, [found[i, frame] for frame in range(grids[i][0])], grids[i]) for i, item in enumerate(media)]
@@ -150,14 +167,10 @@ class Encoder:
     def _pool(self, frames: int) -> tuple[int, int, int]:
         return (self.time_pool, self.frame_pool, self.frame_pool) if frames > 1 else (1, 1, 1)
 
-    def _see(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening) -> Sight:
-        """All frames of inputs that share a grid, whatever their sizes in pixels."""
-        sights = [sight for _, sight in self._sights(inputs, shortening)]
-        features, saliency, keys = map(torch.cat, zip(*((s.features, s.saliency, s.keys) for s in sights), strict=True))
-        return Sight(features, saliency, keys, Groups.cat([s.groups for s in sights]))
-
-    def _sights(self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening = WHOLE) -> Iterator[tuple[dict[int, int], Sight]]:
-        """The same a batch at a time, with the frames of each input in it, by the input's number."""
+    def _sights(
+        self, inputs: Sequence[UInt8[Tensor, "_ 3 _ _"]], shortening: Shortening | Pruning = WHOLE
+    ) -> Iterator[tuple[dict[int, int], Sight]]:
+        """Frames of inputs that share a grid, whatever their sizes in pixels: a batch at a time, with the frames of each input in it."""
         like = self.backbone.vit.position
         # normalised pixels take four times what bytes do, so that no more than one batch of them exists at a time
         for parts in _batches(inputs, self.batch):
@@ -165,10 +178,21 @@ class Encoder:
             yield {number: len(part) for number, part in parts.items()}, self.backbone(pixels, shortening)
 
 
+def _parts(count: int, frames: int) -> list[int]:
+    if count < frames:
+        raise BudgetError(f"each of {frames} frames is shortened by itself, and {count} tokens leave some of them none")
+    return [(frame + 1) * count // frames - frame * count // frames for frame in range(frames)]
+
+
 def _merged(sight: Sight, grid: tuple[int, int]) -> list[Merged]:
     """Shortened frames of one grid."""
     groups = sight.groups.tokens(Area(0, grid[0], 0, grid[1]), grid)
     return Merged.of(sight.features, sight.saliency, sight.keys, groups, grid[1])
+
+
+def _pruned(sight: Sight, grid: tuple[int, int]) -> list[Merged]:
+    """The same of pruned ones."""
+    return Merged.pruned(sight.features, sight.saliency, sight.keys, sight.groups, grid[1])
 
 
 def _shortened(item: Media, frames: Sequence[Merged], grid: tuple[int, int, int]) -> Shortened:

@@ -21,7 +21,8 @@ __all__ = ["Merged", "planned", "together"]
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One view: its tokens in reading order, the squares in each and where their middle is, and the token of each square."""
+    """One view: its tokens in reading order, the squares in each and where their middle is, and the token (-1: none) and score of each
+    square."""
 
     features: Float[Tensor, "m d"]
     saliency: Float[Tensor, " m"]
@@ -29,6 +30,7 @@ class Merged:
     weight: Float[Tensor, " m"]
     places: Int[Tensor, "m 2"]
     owner: Int[Tensor, " u"]
+    scores: Float[Tensor, " u"]
     deep: tuple[Float[Tensor, "m d"], ...] = ()
 
     @staticmethod
@@ -46,7 +48,24 @@ class Merged:
         tensors = (features, saliency, keys, groups.size, places, *deep)
         sorted_ = [x.gather(1, order.view(*order.shape, *[1] * (x.ndim - 2)).expand_as(x)) for x in tensors]
         owner = order.argsort(dim=1).gather(1, groups.owner)
-        return [Merged(*row[:5], own, tuple(row[5:])) for row, own in zip(zip(*sorted_, strict=True), owner, strict=True)]
+        scores = torch.zeros_like(owner, dtype=torch.float32)
+        rows = zip(owner, scores, *sorted_, strict=True)
+        return [Merged(x, a, k, w, at, own, score, tuple(more)) for own, score, x, a, k, w, at, *more in rows]
+
+    @staticmethod
+    def pruned(
+        features: Float[Tensor, "b m d"], saliency: Float[Tensor, "b m"], keys: Float[Tensor, "b m e"], groups: Groups, columns: int
+    ) -> "list[Merged]":
+        """The same where patches were removed, and those that are left, in reading order, fill the rows to different lengths."""
+        assert groups.ran is not None, "rows that were pruned say how long each patch ran"
+        rows = zip(groups.lengths, features, saliency, keys, groups.owner, groups.ran, strict=True)
+        found = []
+        for m, x, attention, key, owner, ran in rows:
+            stays = (owner >= 0).nonzero()[:, 0]
+            places = torch.stack((stays // columns, stays % columns), dim=1)
+            weight, own = torch.ones(m, device=ran.device), (owner - groups.first).clamp_min(-1)
+            found.append(Merged(x[:m], attention[:m], key[:m], weight, places, own, ran))
+        return found
 
 
 def planned(areas: Sequence[Area], by: Shortener, count: int, depth: int) -> list[Shortening]:
@@ -74,7 +93,7 @@ def together(
 ) -> Shortened:
     """An input from its views, in reading order of its grid; `places` are of the tokens of each view there, `squares` of what made them."""
     starts = accumulate((len(view.weight) for view in views), initial=0)
-    owner = torch.cat([start + view.owner for start, view in zip(starts, views, strict=False)])
+    owner = torch.cat([torch.where(view.owner < 0, -1, start + view.owner) for start, view in zip(starts, views, strict=False)])
     here, from_ = torch.cat(list(places)), torch.cat(list(squares))
     order, read = (_reading(x, grid) for x in (here, from_))
     deep = [torch.cat(layer)[order] for layer in zip(*(view.deep for view in views), strict=True)]
@@ -88,7 +107,8 @@ def together(
         keys=torch.cat([view.keys for view in views])[order],
         deep=tuple(deep),
     )
-    return Shortened(tokens, from_[read], order.argsort()[owner][read])
+    there = order.argsort()[owner.clamp_min(0)].masked_fill(owner < 0, -1)
+    return Shortened(tokens, from_[read], there[read], torch.cat([view.scores for view in views])[read])
 
 
 def _reading(places: Int[Tensor, "m 3"], grid: tuple[int, int, int]) -> Int[Tensor, " m"]:

@@ -21,9 +21,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmsdk.vision.packed import Rows
+from mmsdk.vision.prune import Pruner, Pruning
 from mmsdk.vision.types import Media, VisionEncoder, VisualTokens
 
-__all__ = ["WHOLE", "Area", "Groups", "Inside", "Shortened", "Shortener", "Shortening", "ShorteningEncoder", "Whole"]
+__all__ = ["WHOLE", "Area", "Groups", "Inside", "PruningEncoder", "Shortened", "Shortener", "Shortening", "ShorteningEncoder", "Whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ WHOLE = Shortening()
 class Groups:
     """Who is together: the patches of each token (1 for a class token), and the token of each patch.
 
-    Behind the `first` ones, every `each` tokens are the patches of one square.
+    Behind the `first` ones, every `each` tokens are the patches of one square. Where rows were pruned, each by itself, the owner of a patch
+    that was removed is -1, sizes behind the shorter rows are 0, and `ran` is of each patch the share of the blocks that ran with it.
     """
 
     size: Float[Tensor, "b s"]
@@ -131,6 +134,7 @@ class Groups:
     first: int
     merged: bool = False
     each: int = 1
+    ran: Float[Tensor, "b n"] | None = None
 
     @staticmethod
     def of(stream: Float[Tensor, "b s d"], first: int) -> "Groups":
@@ -145,6 +149,20 @@ class Groups:
         groups, each = Groups.of(stream, first), area.side**2
         owner = (order.argsort() + first).expand(len(stream), -1)
         return stream[:, here], Groups(groups.size, owner, stream.shape[1] - area.count * each, each=each)
+
+    @staticmethod
+    def pruned(rows: Rows, ran: Float[Tensor, "b n"]) -> "Groups":
+        """Each patch that is left for itself."""
+        b = len(rows.lengths)
+        place = torch.arange(len(rows.token), device=rows.token.device) - rows.starts[rows.row]
+        owner = place.new_full((b * rows.full,), -1).index_copy_(0, rows.token, place).unflatten(0, (b, rows.full))
+        return Groups(rows.padded(ran.new_ones(len(place))), owner[:, rows.first :], rows.first, ran=ran)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The patch tokens of each row; read back from the device."""
+        lengths: list[int] = (self.size[:, self.first :] > 0).sum(dim=1).tolist()
+        return tuple(lengths)
 
     @property
     def count(self) -> int:
@@ -211,11 +229,15 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """An input whose encoder was shortened: its tokens, and for each of its patches the place and the token that it became part of."""
+    """An input whose encoder was shortened: its tokens, and for each of its patches the place and the token that it became part of.
+
+    The owner of a patch that was removed is -1; scores are zeros where the method has none.
+    """
 
     tokens: VisualTokens
     positions: Int[Tensor, "n 3"]
     owner: Int[Tensor, " n"]
+    scores: Float[Tensor, " n"]
 
 
 @runtime_checkable
@@ -231,4 +253,20 @@ class ShorteningEncoder(VisionEncoder, Protocol):
 
     def shortened(self, media: Sequence[Media], plans: Sequence[Sequence[Shortening]]) -> list[Shortened]:
         """The tokens of each input, in input order, by one plan a view."""
+        ...
+
+
+@runtime_checkable
+class PruningEncoder(VisionEncoder, Protocol):
+    """A `VisionEncoder` in whose transformer tokens can be removed; each frame of a clip is, by itself, and is not pooled afterwards."""
+
+    def prunings(self, size: tuple[int, int], frames: int, by: Pruner, count: int, exact: bool) -> list[Pruning]:
+        """How each frame of an input of (height, width) pixels comes to its part of `count` tokens, or, not exact, to no more.
+
+        Raises BudgetError where a frame would have no token.
+        """
+        ...
+
+    def pruned(self, media: Sequence[Media], plans: Sequence[Sequence[Pruning]]) -> list[Shortened]:
+        """The tokens of each input, in input order, by one plan a frame."""
         ...

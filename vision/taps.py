@@ -4,10 +4,11 @@ Compressors score tokens by what the encoder attended to. A fused attention retu
 computed beside it, from the same queries and keys: one row for the class token, or the mean over all queries in slices. No matrix of
 tokens by tokens is ever kept, and the model itself goes on running fused.
 
-Letters: b rows of the batch, h heads, n tokens (the class token, where there is one, is token 0), e width of a head.
+Letters: b rows of the batch, h heads, n tokens (the class token, where there is one, is token 0), e width of a head, s tokens of packed
+rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.errors import ModelError
+from mmsdk.vision.packed import Rows
 from mmsdk.vision.shorten import Groups
 
-__all__ = ["NOTHING", "Recorder", "TapValues", "Taps", "attention_mean", "attention_row"]
+__all__ = ["NOTHING", "PackedRecorder", "Recorder", "TapValues", "Taps", "attention_mean", "attention_row"]
 
 # Entries of a slice of the attention matrix that may exist at one time: 8 MiB in float32.
 _SLICE = 2**21
@@ -59,10 +61,7 @@ class Recorder:
     """Fills `TapValues` layer by layer while a model of `layers` layers runs."""
 
     def __init__(self, taps: Taps, layers: int) -> None:
-        asked = (*taps.hidden, *taps.norms, *taps.keys, *taps.first_rows, *taps.mean_rows)
-        strays = [layer for layer in asked if not -layers <= layer < layers]
-        if strays:
-            raise ModelError(f"cannot read layers {strays} of {layers}; layers count from 0, or back from -1")
+        _check(taps, layers)
         self._taps, self._layers = taps, layers
         self._read: dict[str, dict[int, tuple[Tensor, Groups]]] = {name: {} for name in ("hidden", "norms", "keys", "first", "mean")}
 
@@ -72,20 +71,17 @@ class Recorder:
         `before` are the groups that the layer's attention saw, `after` those that it left.
         """
         taps, read = self._taps, self._read
-        for asked in self._here(taps.hidden, layer):
+        for asked in _here(taps.hidden, layer, self._layers):
             read["hidden"][asked] = hidden, after
-        for asked in self._here(taps.norms, layer):
+        for asked in _here(taps.norms, layer, self._layers):
             read["norms"][asked] = torch.linalg.vector_norm(hidden, dim=-1, dtype=torch.float32), after
-        for asked in self._here(taps.keys, layer):
+        for asked in _here(taps.keys, layer, self._layers):
             # The key is a view into the fused projection, which would live as long as it does.
             read["keys"][asked] = key.contiguous(), before
-        for asked in self._here(taps.first_rows, layer):
+        for asked in _here(taps.first_rows, layer, self._layers):
             read["first"][asked] = attention_row(query[:, :, 0], key, before.bias), before
-        for asked in self._here(taps.mean_rows, layer):
+        for asked in _here(taps.mean_rows, layer, self._layers):
             read["mean"][asked] = attention_mean(query, key, before.bias), before
-
-    def _here(self, asked: tuple[int, ...], layer: int) -> list[int]:
-        return [i for i in asked if i % self._layers == layer]
 
     def values(self, final: Groups) -> TapValues:
         """What was read, told in the tokens of `final`."""
@@ -97,6 +93,65 @@ class Recorder:
             first_rows={layer: groups.carry(x.transpose(1, 2), final).transpose(1, 2) for layer, (x, groups) in read["first"].items()},
             mean_rows={layer: groups.carry(x.transpose(1, 2), final).transpose(1, 2) for layer, (x, groups) in read["mean"].items()},
         )
+
+
+class PackedRecorder:
+    """The same for packed rows from which tokens are removed: what was read is told of the tokens that are left in the end."""
+
+    def __init__(self, taps: Taps, layers: int) -> None:
+        _check(taps, layers)
+        self._taps, self._layers = taps, layers
+        self._read: dict[str, dict[int, tuple[Tensor, Rows]]] = {name: {} for name in ("hidden", "norms", "keys", "first", "mean")}
+
+    def __call__(
+        self, layer: int, query: Float[Tensor, "s h e"], key: Float[Tensor, "s h e"], hidden: Float[Tensor, "s d"], rows: Rows
+    ) -> None:
+        """Read what is asked of this layer from its queries and keys and the stream after it."""
+        taps, layers = self._taps, self._layers
+        for asked in _here(taps.hidden, layer, layers):
+            self._read["hidden"][asked] = hidden, rows
+        for asked in _here(taps.norms, layer, layers):
+            self._read["norms"][asked] = torch.linalg.vector_norm(hidden, dim=-1, dtype=torch.float32), rows
+        for asked in _here(taps.keys, layer, layers):
+            self._read["keys"][asked] = key.contiguous(), rows
+        for asked in _here(taps.first_rows, layer, layers):
+            self._read["first"][asked] = _by_row(query, key, rows, lambda q, k: attention_row(q[:, :, 0], k)), rows
+        for asked in _here(taps.mean_rows, layer, layers):
+            self._read["mean"][asked] = _by_row(query, key, rows, attention_mean), rows
+
+    def values(self, final: Rows) -> TapValues:
+        """What was read, of the tokens of `final`; zeros behind the shorter rows."""
+
+        def left(name: str) -> dict[int, Tensor]:
+            # tokens are numbered by where they were at first, so that the survivors are found by their numbers
+            return {
+                layer: final.padded(x if rows is final else x[torch.searchsorted(rows.token, final.token)])
+                for layer, (x, rows) in self._read[name].items()
+            }
+
+        heads = {name: {layer: x.transpose(1, 2) for layer, x in left(name).items()} for name in ("keys", "first", "mean")}
+        return TapValues(left("hidden"), left("norms"), heads["keys"], heads["first"], heads["mean"])
+
+
+def _by_row(query: Tensor, key: Tensor, rows: Rows, weights: Callable[[Tensor, Tensor], Tensor]) -> Float[Tensor, "s h"]:
+    """Attention weights of each row, or of rows of one length together, by a function of queries and keys [b h n e]."""
+    out = query.new_empty(query.shape[:2], dtype=torch.float32)
+    for length, places in rows.buckets().items():
+        for place in places:
+            part = [x[place].unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key)]
+            out[place] = weights(*part).transpose(1, 2).flatten(0, 1)
+    return out
+
+
+def _check(taps: Taps, layers: int) -> None:
+    asked = (*taps.hidden, *taps.norms, *taps.keys, *taps.first_rows, *taps.mean_rows)
+    strays = [layer for layer in asked if not -layers <= layer < layers]
+    if strays:
+        raise ModelError(f"cannot read layers {strays} of {layers}; layers count from 0, or back from -1")
+
+
+def _here(asked: tuple[int, ...], layer: int, layers: int) -> list[int]:
+    return [i for i in asked if i % layers == layer]
 
 
 def _carried_heads(x: Float[Tensor, "b h n e"], groups: Groups, final: Groups) -> Float[Tensor, "b h m e"]:

@@ -4,7 +4,8 @@ DINOv2 (arXiv 2304.07193) has a class token and layer scale, its giant size SwiG
 before the first layer and quick GELU; SigLIP (arXiv 2303.15343) no class token and tanh GELU. Attention is fused (SDPA) in every case;
 what compressors need from inside is read through `Taps`.
 
-Letters: b rows of the batch, n patch tokens, p class tokens (1 or 0), d width, h heads, e width of a head.
+Letters: b rows of the batch, n patch tokens, p class tokens (1 or 0), d width, h heads, e width of a head, s tokens of packed rows,
+p of these with what fills them up.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +18,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmsdk.errors import InputError, ModelError
+from mmsdk.vision.packed import Rows, attention, filled, received
+from mmsdk.vision.prune import Pruning, View
 from mmsdk.vision.shorten import WHOLE, Groups, Inside, Shortening
-from mmsdk.vision.taps import NOTHING, Recorder, Taps, TapValues
+from mmsdk.vision.taps import NOTHING, PackedRecorder, Recorder, Taps, TapValues
 
 __all__ = ["ViT", "ViTConfig", "ViTOutput"]
 
@@ -56,7 +59,8 @@ class ViTConfig:
 class ViTOutput:
     """Patch tokens after the final norm, the class token after the final norm (p = 1, or 0), and what was tapped.
 
-    Patch tokens are in rows of the grid, or as `groups` says where the transformer was shortened.
+    Patch tokens are in rows of the grid, or as `groups` says where the transformer was shortened; where rows were pruned to different
+    lengths, zeros stand behind the shorter ones.
     """
 
     tokens: Float[Tensor, "b n d"]
@@ -79,11 +83,13 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, config.eps)
 
-    def forward(self, pixels: Float[Tensor, "b 3 h w"], taps: Taps = NOTHING, shortening: Shortening = WHOLE) -> ViTOutput:
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], taps: Taps = NOTHING, shortening: Shortening | Pruning = WHOLE) -> ViTOutput:
         """Encode normalised pixels whose sides are multiples of the patch, on fewer and fewer tokens where `shortening` says so.
 
-        Raises InputError for other sides, ModelError for a tap on a layer that does not exist.
+        Raises InputError for other sides, ModelError for a tap on a layer that does not exist and a pruning made for another transformer.
         """
+        if isinstance(shortening, Pruning):
+            return self._pruned(self.norm_first(self.embed(pixels)), taps, shortening)
         recorder = Recorder(taps, self.config.layers)
         x, first = self.norm_first(self.embed(pixels)), self.cls.shape[0]
         groups = Groups.of(x, first)
@@ -101,6 +107,28 @@ class ViT(nn.Module):
             recorder(i, query, key, x, before, groups)
         x = self.norm(x)
         return ViTOutput(x[:, groups.first :], x[:, :first], recorder.values(groups), groups)
+
+    def _pruned(self, stream: Float[Tensor, "b n d"], taps: Taps, pruning: Pruning) -> ViTOutput:
+        """The blocks over rows that an agent makes shorter, each by itself."""
+        (b, full, _), first, depth = stream.shape, self.cls.shape[0], self.config.layers
+        recorder = PackedRecorder(taps, depth)
+        agent = pruning.by.agent(stream, depth, first, pruning.most, pruning.exact)
+        x, rows = stream.flatten(0, 1), Rows.of(b, full, first, stream.device)
+        query, key, ran = x[:0, None], x[:0, None], stream.new_empty(b * full, dtype=torch.float32)
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            if i in agent.blocks:
+                count = len(rows.token)
+                ran[rows.token] = i
+                index, rows = rows.narrowed(agent(View(i, depth, x[:count], received(query, key, rows), rows)))
+                x = x if len(index) == count else filled(x[index])
+            x, query, key = block.attend_rows(x, rows)
+            x = block.feed(x)
+            recorder(i, query, key, x[: len(rows.token)], rows)
+        ran[rows.token] = depth
+        states = rows.padded(self.norm(x[: len(rows.token)]))
+        groups = Groups.pruned(rows, (ran / depth).unflatten(0, (b, full))[:, first:])
+        return ViTOutput(states[:, first:], states[:, :first], recorder.values(rows), groups)
 
     def embed(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b s d"]:
         """Patches as vectors, the class token before them, positions added."""
@@ -148,7 +176,13 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, added).transpose(1, 2).reshape(b, n, d)
         return self.add1(x, self.o(mixed)), query, key
 
-    def feed(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    def attend_rows(self, x: Float[Tensor, "p d"], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for packed rows, filled or not: the stream [p d], queries and keys [s h e] of what is no filling."""
+        query, key, value = self.qkv(self.norm1(x))[: len(rows.token)].unflatten(1, (3, self.heads, -1)).unbind(1)
+        mixed = attention(query, key, value, rows).flatten(1)
+        return self.add1(x, self.o(mixed if len(mixed) == len(x) else filled(mixed))), query, key
+
+    def feed(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The stream after the MLP."""
         out: Tensor = self.add2(x, self.mlp(self.norm2(x)))
         return out
@@ -163,7 +197,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.hidden, config.width)
         self.activation = _ACTIVATIONS[config.activation]
 
-    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The MLP's update."""
         update: Tensor = self.down(self.activation(self.up(x)))
         return update

@@ -34,18 +34,18 @@ class Target:
 
 
 class Set(nn.Module):
-    """The parameters of one budget: E by coefficient, A by box, and the residual map, all at the untrained start.
+    """The parameters of one budget: E by coefficient, A by box, and the residual map, all at the untrained start, and s at `score`.
 
     Of the map's two factors the first is random and the second zero, so that it adds nothing but can learn.
     """
 
-    def __init__(self, target: Target, grids: Sequence[Grid], width: int, rank: int, generator: torch.Generator) -> None:
+    def __init__(self, target: Target, grids: Sequence[Grid], score: Float[Tensor, " d"], rank: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.target = target
+        self.target, width = target, len(score)
         boxes = sorted({box(grid, target.count - target.residual) for grid in grids})
         self.embedding = nn.Parameter(torch.zeros(*(max(shape[i] for shape in boxes) for i in range(3)), width))
         self.skew = nn.ParameterDict({_name(shape): nn.Parameter(torch.zeros(math.prod(shape), math.prod(shape))) for shape in boxes})
-        self.score = nn.Parameter(torch.zeros(width))
+        self.score = nn.Parameter(score.clone())
         self.down = nn.Parameter(torch.randn(width, rank, generator=generator) / math.sqrt(width))
         self.up = nn.Parameter(torch.zeros(rank, width))
         self.bias = nn.Parameter(torch.zeros(width))

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from tokenizers.models import WordLevel
 from torch import Tensor
 
-from mmsdk.apps.train_braco.calibrate import directions
+from mmsdk.apps.train_braco.calibrate import apart, directions
 from mmsdk.apps.train_braco.distil import Lesson, Lessons, compressed, divergence, on_grid, read, score, shorter
 from mmsdk.apps.train_braco.loop import Recipe, learn, medium
 from mmsdk.apps.train_braco.sets import Set, Target, export
-from mmsdk.apps.train_mini.features import Sample, Shard
+from mmsdk.apps.train_mini.features import Sample, Shard, cells_of
 from mmsdk.apps.train_mini.scenes import Scene, Thing
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.kv.none import NoCache
@@ -74,7 +74,7 @@ def lessons(vlm: Mini) -> Lessons:
 
 def sets(vlm: Mini) -> list[Set]:
     generator = torch.Generator().manual_seed(0)
-    return [Set(target, lessons(vlm).grids("image"), WIDTH, 4, generator) for target in TARGETS]
+    return [Set(target, lessons(vlm).grids("image"), torch.zeros(WIDTH), 4, generator) for target in TARGETS]
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,20 @@ def test_directions_keep_more_of_the_tokens_than_as_many_cosines(vlm: Mini) -> N
     x = torch.stack(vlm.connect([shard().tokens(i) for i in range(4)]))
     kept = (rows.float() @ x).square().sum()
     assert kept > x.square().sum() - Braco(residual=False).code(x, (1, 4, 4), 5, sets(vlm)[1].trained()).missed.sum()
+
+
+def test_scores_start_higher_on_things_than_elsewhere(vlm: Mini) -> None:
+    scene = shard()
+    features = scene.features.clone()
+    on = [cell for cell, _ in cells_of(scene.samples[0], [1, 4, 4])]
+    features[:4, on] += 2.0
+    marked = replace(scene, features=features)
+    found = apart(vlm, marked, "image", samples=4)
+    scores = torch.stack(vlm.connect([marked.tokens(i) for i in range(4)])) @ found
+    others = [cell for cell in range(16) if cell not in on]
+    assert scores[:, on].mean() > scores[:, others].mean() + 1.0
+    assert float(scores[:, others].std()) == pytest.approx(1.0, rel=0.2)
+    assert not apart(vlm, marked, "clip").any()
 
 
 def test_any_method_can_be_compared(vlm: Mini, lesson: Lesson) -> None:

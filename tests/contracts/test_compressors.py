@@ -1,5 +1,6 @@
 """What every compressor promises, over every file in tokencomp/methods: a new method is tested by being there, as its protocol tells."""
 
+import copy
 import dataclasses
 from typing import get_args
 
@@ -14,12 +15,15 @@ from mmsdk.errors import BudgetError, ModelError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import reading_key
 from mmsdk.tokencomp.types import Compressed, Compressor, Side, Thinner
+from mmsdk.vision.prune import Pruner, Pruning
 from mmsdk.vision.shorten import Inside, Shortener
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.vit import ViT, ViTConfig
 
 PACKAGE = "mmsdk.tokencomp.methods"
 ALL = {name: plugins.load(PACKAGE, name) for name in plugins.available(PACKAGE)}
 METHODS = [name for name, method in ALL.items() if isinstance(method, Compressor)]
+PRUNERS = [name for name, method in ALL.items() if isinstance(method, Pruner)]
 SHORTENERS = [name for name, method in ALL.items() if isinstance(method, Shortener)]
 THINNERS = [name for name, method in ALL.items() if isinstance(method, Thinner)]
 WIDTH = 8
@@ -64,13 +68,13 @@ shares = st.floats(0.01, 1.0)
 
 def test_the_first_methods_are_found() -> None:
     assert {"identity", "random", "uniform"} <= set(METHODS)
-    assert {"tome"} <= set(SHORTENERS) and {"deft", "fastv", "pyramiddrop"} <= set(THINNERS)
+    assert {"tome"} <= set(SHORTENERS) and {"dora"} <= set(PRUNERS) and {"deft", "fastv", "pyramiddrop"} <= set(THINNERS)
 
 
 def test_every_method_belongs_to_one_stage_and_goes_by_its_files_name() -> None:
-    assert sorted([*METHODS, *SHORTENERS, *THINNERS]) == sorted(ALL)
+    assert sorted([*METHODS, *SHORTENERS, *PRUNERS, *THINNERS]) == sorted(ALL)
     for name, method in ALL.items():
-        assert isinstance(method, Compressor | Shortener | Thinner) and named(method) == name
+        assert isinstance(method, Compressor | Shortener | Pruner | Thinner) and named(method) == name
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -244,6 +248,32 @@ def test_a_shortener_gives_every_token_a_place_and_uses_every_place(name: str, f
         one = slice(row, row + 1)
         alone = Inside(inside.hidden[one], key[one], key[one], inside.size[one], first)
         assert torch.equal(method.join(alone, count)[0], target[row])
+
+
+@pytest.fixture(scope="module")
+def default_vit() -> ViT:
+    """The default encoder's transformer, untrained."""
+    torch.manual_seed(0)
+    return ViT(ViTConfig()).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", PRUNERS)
+def test_a_pruner_meets_budgets_exactly_and_accounts_for_every_patch(name: str, dtype: torch.dtype, default_vit: ViT) -> None:
+    """Adaptive, it stays below; everything kept is the plain transformer bit for bit; rows are as alone, and the same again."""
+    method, vit = ALL[name], default_vit if dtype == torch.float32 else copy.deepcopy(default_vit).to(dtype)
+    assert isinstance(method, Pruner)
+    pixels = torch.randn(3, 3, 56, 56, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.1, 1, 10])[:, None, None, None]
+    for most, exact in ((16, False), (5, False), (9, True), (1, True), (16, True)):
+        out = vit(pixels.to(dtype), shortening=Pruning(method, most, exact))
+        assert all(n == most if exact else 1 <= n <= most for n in out.groups.lengths) and out.tokens.dtype == dtype
+        for row, n in enumerate(out.groups.lengths):
+            owner = out.groups.owner[row]
+            assert owner[owner >= 0].tolist() == list(range(1, n + 1)) and out.tokens[row].isfinite().all()
+            alone = vit(pixels[row : row + 1].to(dtype), shortening=Pruning(method, most, exact))
+            assert torch.equal(alone.groups.owner[0], owner)
+        assert torch.equal(vit(pixels.to(dtype), shortening=Pruning(method, most, exact)).tokens, out.tokens)
+    assert torch.equal(out.tokens, vit(pixels.to(dtype)).tokens)
 
 
 def thinner_of(name: str) -> Thinner:

@@ -77,7 +77,8 @@ def test_tokens_of_several_views_are_read_by_their_places() -> None:
     def view(seed: int, owner: Sequence[int]) -> Merged:
         m = max(owner) + 1
         values = torch.arange(m).float() + 10 * seed
-        return Merged(values[:, None], values, values[:, None], torch.ones(m), torch.zeros(m, 2, dtype=torch.int64), torch.tensor(owner))
+        told = (torch.zeros(m, 2, dtype=torch.int64), torch.tensor(owner), torch.zeros(len(owner)))
+        return Merged(values[:, None], values, values[:, None], torch.ones(m), *told)
 
     left, right = (torch.tensor([[0, row, column] for row in range(2)]) for column in range(2))
     found = together([view(0, [0, 1]), view(1, [1, 0])], [left, right], [left, right], (1, 2, 2), torch.zeros(1))

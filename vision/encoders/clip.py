@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mmsdk.errors import ModelError
 from mmsdk.vision.encode import Sight
+from mmsdk.vision.prune import Pruning
 from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.vit import ViT
@@ -34,7 +35,7 @@ class Clip:
         """d, the width of the features."""
         return self.vit.config.width
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening | Pruning = WHOLE) -> Sight:
         """All of it from one layer."""
         at = (self.layer,)
         out = self.vit(pixels, Taps(hidden=at, keys=at, first_rows=at), shortening)

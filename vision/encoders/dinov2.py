@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmsdk.errors import ModelError
 from mmsdk.vision.encode import Sight
+from mmsdk.vision.prune import Pruning
 from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.vit import ViT
@@ -36,7 +37,7 @@ class Dinov2:
         """d, the width of the features."""
         return self.vit.config.width * (1 + len(self.middle))
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening | Pruning = WHOLE) -> Sight:
         """Final states, and the middle ones behind them."""
         out = self.vit(pixels, Taps(hidden=self.middle, keys=(-1,), first_rows=(-1,)), shortening)
         states = [out.taps.hidden[layer][:, 1:] for layer in self.middle]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mmsdk.errors import ModelError
 from mmsdk.vision.encode import Sight
+from mmsdk.vision.prune import Pruning
 from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.vit import ViT
@@ -33,7 +34,7 @@ class Siglip:
         """d, the width of the features."""
         return self.vit.config.width
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening | Pruning = WHOLE) -> Sight:
         """Final states, scored by the mean row of the last layer's attention."""
         out = self.vit(pixels, Taps(keys=(-1,), mean_rows=(-1,)), shortening)
         return Sight.of(out.tokens, out.taps.mean_rows[-1], out.taps.keys[-1], out.groups)

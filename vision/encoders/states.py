@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmsdk.errors import ModelError
 from mmsdk.vision.encode import Sight
+from mmsdk.vision.prune import Pruning
 from mmsdk.vision.shorten import WHOLE, Shortening
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.vit import ViT
@@ -38,7 +39,7 @@ class States:
         """d, the width of the features."""
         return self.vit.config.width * max(1, len(self.layers))
 
-    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening = WHOLE) -> Sight:
+    def __call__(self, pixels: Float[Tensor, "b 3 y x"], shortening: Shortening | Pruning = WHOLE) -> Sight:
         """All of it in one pass."""
         first, last = int(self.vit.config.class_token), self.layers[-1:] or (-1,)
         taps = Taps(hidden=self.layers, keys=last, first_rows=last, mean_rows=()) if first else Taps(self.layers, (), last, (), last)
