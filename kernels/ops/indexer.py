@@ -98,7 +98,7 @@ def _plan(query: Tensor, weights: Tensor, keys: Tensor, seen: Tensor, most: int,
             "block": max(power(d), 16),
         },
     )
-    chosen = {"scores": scores, "index": index, "entries": t, "most": index.shape[2]}
+    chosen: dict[str, Tensor | int | float] = {"scores": scores, "index": index, "entries": t, "most": index.shape[2]}
     return Plan((index,), (score, Launch(_choose, (b * s,), chosen, {"step": min(power(t), _STEP)})))
 
 

@@ -65,7 +65,9 @@ class LatentAttention(nn.Module):
     def looked(self, look: "Looking", view: View, mask: Mask) -> Float[Tensor, "b h s v"]:
         """What the new tokens get from a view, or from what the indexer chooses of it."""
         view, mask = self.indexer(look.x, look.low, look.rotation, view, mask)
-        return self._absorbed(look.query, view, mask) if self.sizes.absorbs(look.x.shape[1]) else self._expanded(look.query, view, mask)
+        absorbed = self.sizes.absorbs(look.x.shape[1])
+        seen: Tensor = self._absorbed(look.query, view, mask) if absorbed else self._expanded(look.query, view, mask)
+        return seen
 
     def project(
         self, x: Float[Tensor, "b s d"], rotation: Rotation
