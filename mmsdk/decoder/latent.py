@@ -78,7 +78,8 @@ class LatentAttention(nn.Module):
 
     def _scored(self, query: Float[Tensor, "b h s e"]) -> Float[Tensor, "b h s w"]:
         """Absorbed, and such that the products with entries, divided by the root of their width, are the scores."""
-        return self._into_latents(query) * (self.sizes.scale * self.sizes.width**0.5)
+        scored: Tensor = self._into_latents(query) * (self.sizes.scale * self.sizes.width**0.5)
+        return scored
 
     def _query(self, low: Float[Tensor, "b s q"], rotation: Rotation) -> Float[Tensor, "b h s e"]:
         heads = self.q_up(low).unflatten(2, (self.heads, -1)).transpose(1, 2)
