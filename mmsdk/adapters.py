@@ -5,7 +5,9 @@
     pipe("photo.jpg", "What is it?", adapter={"style": 1.0, "domain": 0.5})
     pipe([("a.jpg", "What?"), ("b.jpg", "What?")], adapter=["style", ""])      # each row its own; "" is the model as it is
 
-What was remembered of a prompt holds for the adapters that it was read with and for no others (`Worn.key`).
+What was remembered of a prompt holds for the adapters that it was read with and for no others (`Worn.key`). An adapter may change what
+sees, too: pictures are then encoded by a tower with the update in its weights, and what was encoded by another is not taken for theirs
+(`Worn.eye`, whose model has another name).
 """
 
 import difflib
@@ -17,19 +19,42 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from mmsdk.decoder.adapted import Adapter, Stack, merged, wear
+from torch import nn
+
+from mmsdk.decoder.adapted import Adapter, Stack, merged, updated, wear
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
 from mmsdk.kv.prefix import digest
-from mmsdk.models.types import VLM
+from mmsdk.models.types import VLM, Assembled
 from mmsdk.vision.values import real, shown
 from mmsdk.weights.hub import resolve
 from mmsdk.weights.peft import CONFIG, TENSORS, read_adapter
+from mmsdk.weights.peft_sight import rebuilt, sees
 
 __all__ = ["AdapterSpec", "Adapters", "Worn"]
 
 AdapterSpec = str | Mapping[str, int | float]
 """An adapter by its name, or several, each with its weight; "" and {} are the model as it is."""
+
+
+class Eyes:
+    """Models that see with adapters in their weights, by the adapters; the last few that were asked for are kept."""
+
+    def __init__(self, most: int = 4) -> None:
+        self._made: dict[tuple[bytes, ...], VLM] = {}
+        self._most = most
+
+    def of(self, vlm: VLM, stack: Stack) -> VLM:
+        """The model whose encoder and projector have these in their weights, under a name of its own; the model itself without any."""
+        looks = tuple((adapter, weight) for adapter, weight in stack if adapter.sight)
+        if not looks:
+            return vlm
+        key = tuple(part for adapter, weight in looks for part in (adapter.key, repr(weight).encode()))
+        made = self._made.pop(key, None) or _looking(vlm, looks, digest(*key).hex()[:12])
+        self._made[key] = made
+        while len(self._made) > self._most:
+            del self._made[next(iter(self._made))]
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +63,11 @@ class Worn:
 
     stacks: tuple[Stack, ...] = ()
     mark: bytes = b""
+    eyes: Eyes = field(default_factory=Eyes, compare=False)
+
+    def eye(self, vlm: VLM, row: int) -> VLM:
+        """What a row's pictures are looked at with: `vlm` itself where no adapter of the row changes that."""
+        return self.eyes.of(vlm, self.stacks[row]) if self.stacks else vlm
 
     def decoder(self, plain: Decoder, rows: Sequence[int]) -> Decoder:
         """The decoder for these rows, in their order; `plain` itself where none of them has an adapter."""
@@ -55,6 +85,7 @@ class Adapters:
     """Adapters by name, for one decoder. Loading one changes nothing for calls that are under way."""
 
     mark: bytes = b""
+    _eyes: Eyes = field(default_factory=Eyes)
     _known: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -62,7 +93,7 @@ class Adapters:
         """Those that are loaded, in their order."""
         return tuple(self._known)
 
-    def load(self, path: str | Path, name: str, decoder: Decoder) -> None:
+    def load(self, path: str | Path, name: str, vlm: VLM) -> None:
         """Read an adapter from a folder, or "org/name" on the hub, and know it by `name`, in the place of one that had it before.
 
         Raises InputError for a name that cannot be, WeightsError and ModelError as `mmsdk.weights.peft.read_adapter` does.
@@ -70,7 +101,11 @@ class Adapters:
         if not isinstance(name, str) or not name.strip() or len(name) > 200:
             raise InputError(f"{shown(name)} is no name for an adapter", item="adapter")
         folder = resolve(str(path), [CONFIG, TENSORS])
-        adapter = Adapter(name, secrets.token_bytes(16), MappingProxyType(read_adapter(folder, decoder)))
+        sight = _sight(vlm)
+        updates, there = read_adapter(folder, vlm.decoder, sight), {module for module, _ in sight.named_modules()}
+        words = {module: update for module, update in updates.items() if module not in there}
+        looks = {module: update for module, update in updates.items() if module in there}
+        adapter = Adapter(name, secrets.token_bytes(16), MappingProxyType(words), MappingProxyType(looks))
         self._known = MappingProxyType({**self._known, name: adapter})
 
     def unload(self, name: str) -> None:
@@ -83,7 +118,7 @@ class Adapters:
         stacks = [self.stack(spec)] * rows if isinstance(spec, str | Mapping) else [self.stack(one) for one in spec]
         if len(stacks) != rows:
             raise InputError(f"it names {len(stacks)} for {rows} rows; name one for each, or one for all", item="adapter")
-        return Worn(tuple(stacks) if any(stacks) else (), self.mark)
+        return Worn(tuple(stacks) if any(stacks) else (), self.mark, self._eyes)
 
     def stack(self, spec: AdapterSpec) -> Stack:
         """Adapters by their names. Raises InputError for a name that is not known, a weight that is no number, and a weighted DoRA."""
@@ -94,7 +129,7 @@ class Adapters:
         for adapter, weight in found:
             if not math.isfinite(weight):
                 raise InputError(f"{shown(weights[adapter.name])} is no weight for {adapter.name!r}", item="adapter")
-            if weight != 1 and any(update.factor for update in adapter.updates.values()):
+            if weight != 1 and any(update.factor for update in (*adapter.updates.values(), *adapter.sight.values())):
                 raise InputError(
                     f"{adapter.name!r} is a DoRA adapter, which is taken whole: its weight is 1, not {weight:g}", item="adapter"
                 )
@@ -104,7 +139,7 @@ class Adapters:
         """The model with adapters in its weights, and what knows adapters for it: none yet. Raises as `stack` and `decoder.merged` do."""
         stack = self.stack(spec)
         # every family's model is a dataclass with this field
-        other: VLM = replace(cast(Any, vlm), decoder=merged(vlm.decoder, stack))
+        other: VLM = replace(cast(Any, self._eyes.of(vlm, stack)), decoder=merged(vlm.decoder, stack))
         return other, Adapters(Worn((stack,), self.mark).key(0))
 
     def _find(self, name: object) -> Adapter:
@@ -114,3 +149,16 @@ class Adapters:
         there = f"there is {', '.join(self._known) or 'none'}: pipe.load_adapter(path, name) adds one"
         there = f"did you mean {close[0]!r}?" if close else there
         raise InputError(f"no adapter {shown(name)} is loaded; {there}", item="adapter")
+
+
+def _sight(vlm: VLM) -> nn.ModuleDict:
+    """What sees in a model that was put together from a checkpoint; nothing in one that ships here."""
+    return sees(vlm.encoder, vlm.connector) if isinstance(vlm, Assembled) else nn.ModuleDict()
+
+
+def _looking(vlm: VLM, looks: Stack, mark: str) -> VLM:
+    assert isinstance(vlm, Assembled), "an adapter has updates of these alone"
+    parts = updated(_sight(vlm), [(adapter.sight, weight) for adapter, weight in looks])
+    encoder, connector = rebuilt(vlm.encoder, vlm.connector, dict(parts.items()))
+    names = " and ".join(adapter.name for adapter, _ in looks)
+    return replace(vlm, name=f"{vlm.name} with {names} ({mark})", encoder=encoder, connector=connector)

@@ -237,19 +237,21 @@ class Pipeline:
         steps = self.compression if compress is None else compression(compress)
         return Chat(self.vlm, steps, self.recall, system, config, self.adapters.worn(adapter, 1))
 
-    def encode(self, source: Source) -> Encoded:
+    def encode(self, source: Source, adapter: AdapterSpec = "") -> Encoded:
         """Encode a picture or a clip once, to ask about it often: what is given back stands wherever a picture may stand.
 
-        All its tokens are kept aside in the processor's memory, and each question chooses from them anew. Raises InputError for what cannot
-        be read, and for a list, whose items are encoded one by one.
+        All its tokens are kept aside in the processor's memory, and each question chooses from them anew. It is asked about with the
+        `adapter` that it was encoded with, where that changes what sees. Raises InputError for what cannot be read, for an adapter that is
+        not loaded, and for a list, whose items are encoded one by one.
         """
         if isinstance(source, list | tuple):
             raise InputError(
                 "a list is several inputs; encode them one by one (a clip given as frames goes in as Frames or a Video)", item="source"
             )
         media = load(source)
-        (tokens,) = self.vlm.encoder([media])
-        return Encoded.of(media, tokens, self.vlm.name)
+        eye = self.adapters.worn(adapter, 1).eye(self.vlm, 0)
+        (tokens,) = eye.encoder([media])
+        return Encoded.of(media, tokens, eye.name)
 
     def watch(self, by: str | Compressor = "simplecluster", *, hold: int = 1024, window: int = 8) -> Watch:
         """A clip whose frames come one after another, in bounded memory: at most `hold` tokens, chosen or merged `by` a method.
@@ -264,7 +266,7 @@ class Pipeline:
 
         Raises WeightsError for files that are missing or damaged, ModelError for what cannot be used here (`mmsdk.weights.peft`).
         """
-        self.adapters.load(os.fsdecode(path), name, self.vlm.decoder)
+        self.adapters.load(os.fsdecode(path), name, self.vlm)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Raises InputError where there is none of that name."""

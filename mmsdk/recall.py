@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -80,32 +81,35 @@ class Recall:
     sights: Sights = field(default_factory=Sights)
     tenant: str = ""
 
-    def looked_up(self, prompts: Mapping[int, Prompt], compression: Compression) -> tuple[dict[int, Prompt], dict[int, list[bytes]]]:
+    def looked_up(
+        self, prompts: Mapping[int, Prompt], compression: Compression, eyes: Mapping[int, str] = MappingProxyType({})
+    ) -> tuple[dict[int, Prompt], dict[int, list[bytes]]]:
         """The prompts with what was encoded before, and the contents of their media; none of these where nothing is recalled.
 
-        A step inside the encoder needs the picture itself.
+        `eyes` names what a row is looked at with where that is not the model itself, and what is known is known of it alone. A step inside
+        the encoder needs the picture itself.
         """
         if not (self.memory.page or self.sights.most):
             return dict(prompts), {}
-        mine = self.tenant.encode()
-        contents = {index: [digest(mine, content(item)) for item in prompt.media] for index, prompt in prompts.items()}
+        mine = {index: [self.tenant.encode(), *([eyes[index].encode()] if index in eyes else [])] for index in prompts}
+        contents = {index: [digest(*mine[index], content(item)) for item in prompt.media] for index, prompt in prompts.items()}
         if compression.inside_encoder:
             return dict(prompts), contents
         return {index: self.sights.known(prompt, contents[index]) for index, prompt in prompts.items()}, contents
 
     def saw(
         self,
-        model: str,
+        models: Mapping[int, str],
         compression: Compression,
         prompts: Mapping[int, Prompt],
         contents: Mapping[int, Sequence[bytes]],
         seen: Mapping[int, Sequence[VisualTokens]],
     ) -> None:
-        """Keep what was encoded now; nothing where a step inside the encoder left only part of it."""
+        """Keep what was encoded now, by the model of each row; nothing where a step inside the encoder left only part of it."""
         for index, keys in () if compression.inside_encoder else contents.items():
             for item, key, tokens in zip(prompts[index].media, keys, seen.get(index, ()), strict=False):
                 if not isinstance(item, Encoded):
-                    self.sights.learn(key, item, tokens, model)
+                    self.sights.learn(key, item, tokens, models[index])
 
 
 def recalling(kv: str) -> Recall:

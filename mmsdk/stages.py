@@ -5,10 +5,11 @@ A batch goes through every stage together. A row that fails becomes its error an
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -58,6 +59,8 @@ __all__ = [
 Question = tuple[Given | Sequence[Given], str | Prompt]
 
 _FORGETFUL, _PLAIN = Recall(), Worn()
+Before = TypeVar("Before")
+Done = TypeVar("Done")
 
 
 class Clock:
@@ -191,17 +194,20 @@ def lay_out(
     with torch.no_grad():
         with clock.stage("load"):
             prompts, errors = parted(read(items, first))
-            prompts, contents = recall.looked_up(prompts, compression)
+            eyes = {index: worn.eye(vlm, index) for index in prompts}
+            prompts, contents = recall.looked_up(prompts, compression, {index: eye.name for index, eye in eyes.items() if eye is not vlm})
         with clock.stage("compress"):
             plans, missed = parted(fit(prompts))
         with clock.stage("encode"):
             fitted = {index: prompts[index] for index in plans}
-            seen, unseen = parted(by_plan(plans, fitted, inside_encoder, lambda plan, rows: encode(vlm, rows, plan)))
-            recall.saw(vlm.name, compression, prompts, contents, {index: [one.tokens for one in row] for index, row in seen.items()})
+            looked: dict[int, list[Seen] | MmsdkError] = _by_eye(eyes, fitted, lambda eye, mine: _encoded(eye, plans, mine))
+            seen, unseen = parted(looked)
+            names = {index: eye.name for index, eye in eyes.items()}
+            recall.saw(names, compression, prompts, contents, {index: [one.tokens for one in row] for index, row in seen.items()})
         with clock.stage("compress"):
             shorter, unfit = parted(by_plan(plans, seen, before, compress))
         with clock.stage("prefill"):
-            embedded = connect(vlm, shorter)
+            embedded = _by_eye(eyes, shorter, connect)
         with clock.stage("compress"):
             questions = asked(vlm, {index: prompts[index] for index in embedded}) if compression.asks else {}
             entered, unmet = parted(by_plan(plans, embedded, behind, lambda plan, rows: enter(plan, rows, questions)))
@@ -210,6 +216,20 @@ def lay_out(
             entering = {index: [item.seen.tokens for item in entered[index]] for index in rows}
             keys = keys_of(vlm, recall, plans, prompts, contents, entering, worn.key)
     return LaidOut(rows, {**errors, **missed, **unseen, **unfit, **unmet, **long}, keys, prompts, seen)
+
+
+def _encoded(eye: VLM, plans: Mapping[int, Compression], prompts: Mapping[int, Prompt]) -> dict[int, list[Seen] | MmsdkError]:
+    return by_plan(plans, prompts, inside_encoder, lambda plan, rows: encode(eye, rows, plan))
+
+
+def _by_eye(
+    eyes: Mapping[int, VLM], rows: Mapping[int, Before], work: Callable[[VLM, dict[int, Before]], Mapping[int, Done]]
+) -> dict[int, Done]:
+    """Work on all rows that are looked at with the same encoder and projector together; what comes of it, in the order of rows."""
+    done: dict[int, Done] = {}
+    for eye in {id(eyes[index]): eyes[index] for index in rows}.values():
+        done |= work(eye, {index: row for index, row in rows.items() if eyes[index] is eye})
+    return {index: done[index] for index in rows}
 
 
 def legible(laid: LaidOut, rows: Sequence[Row]) -> dict[int, Row | InputError]:

@@ -81,7 +81,7 @@ class StreamSession:
     def __init__(self, vlm: VLM, compression: Compression, kv: str, window: int = 8, worn: Worn = Worn()) -> None:
         _check(vlm, compression)
         # all that is read is read with the adapters: what is held was computed by the model that is asked
-        self._speaker = worn.decoder(vlm.decoder, [0])
+        self._speaker, vlm = worn.decoder(vlm.decoder, [0]), worn.eye(vlm, 0)
         memory, self._hold = bounding(kv)
         self._vlm, self._compression, self._window = vlm, compression, windowed(window)
         # before the first frame something must stand in its place for the layout; the decoder never sees it

@@ -2,16 +2,19 @@
 
 import dataclasses
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from mmsdk.adapters import Adapters, AdapterSpec
 from mmsdk.answer import Answer
-from mmsdk.apps.checkpoints.seeing import compared
+from mmsdk.apps.checkpoints.seeing import WRITERS, compared
 from mmsdk.apps.checkpoints.sight import SightReplica
 from mmsdk.decoder.adapted import AdaptedLinear
 from mmsdk.errors import InputError, ModelError
@@ -29,6 +32,7 @@ KINDS = {
     "style": {"r": 4, "lora_alpha": 8, "target_modules": LANGUAGE},
     "domain": {"r": 2, "lora_alpha": 4, "use_dora": True, "target_modules": r".*language_model.*\.(k_proj|o_proj|up_proj)"},
     "sight": {"r": 2, "target_modules": ["q_proj", "v_proj"]},
+    "look": {"r": 3, "use_dora": True, "target_modules": r".*(vision_tower.*(k_proj|out_proj|fc1|fc2)|multi_modal_projector.linear_[12])"},
 }
 QUESTION, TOKENS = "What is left of the ball?", 8
 PICTURE = Image(torch.randint(0, 256, (3, 40, 56), generator=torch.Generator().manual_seed(5), dtype=torch.uint8), "picture")
@@ -65,7 +69,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Beside:
     replica = SightReplica.write("llava", folder / "base")
     models = {kind: peft(folder, replica, kind, seed) for seed, kind in enumerate(KINDS, start=1)}
     pipe = pipeline(model=folder / "base", dtype="float32")
-    for kind in ("style", "domain"):
+    for kind in KINDS:
         pipe.load_adapter(folder / kind, kind)
     return Beside(folder, models, pipe)
 
@@ -74,12 +78,18 @@ def alone(beside: Beside, adapter: AdapterSpec, question: str = QUESTION, tokens
     return beside.pipe(PICTURE, question, max_tokens=tokens, adapter=adapter)
 
 
-@pytest.mark.parametrize("kind", ["style", "domain"])
+def wearing(pipe: Pipeline, spec: AdapterSpec) -> Any:
+    """The model whose parts have the adapters."""
+    worn = pipe.adapters.worn(spec, 1)
+    eye: Any = worn.eye(pipe.vlm, 0)
+    return dataclasses.replace(eye, decoder=worn.decoder(pipe.vlm.decoder, [0]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_with_sight_says_what_it_says_with_peft(beside: Beside, kind: str) -> None:
-    pipe, replica = beside.pipe, beside.models[kind]
-    worn = pipe.adapters.worn(kind, 1).decoder(pipe.vlm.decoder, [0])
+    replica = beside.models[kind]
     for prompt in (Prompt((PICTURE, Text(QUESTION))), Prompt((Text("What is two and two?"),))):
-        found = compared(replica, dataclasses.replace(pipe.vlm, decoder=worn), prompt, 32)  # type: ignore[type-var]
+        found = compared(replica, wearing(beside.pipe, kind), prompt, 32)
         assert found.apart <= 1e-4 and found.same
     said = replica.tokenizer.decode(replica.says(Prompt((PICTURE, Text(QUESTION))), TOKENS), skip_special_tokens=True)
     assert alone(beside, kind).startswith(said.strip()[:4]) and alone(beside, kind) != alone(beside, "")
@@ -92,20 +102,42 @@ def test_loading_changes_nothing_for_who_asks_without(beside: Beside) -> None:
     assert beside.pipe.adapters.worn("", 3).decoder(beside.pipe.vlm.decoder, [0, 2]) is beside.pipe.vlm.decoder
 
 
-SPECS: list[AdapterSpec] = ["style", "", "domain", {"style": 0.5, "domain": 1.0}, {"style": -1.0}]
+@pytest.mark.parametrize("family", ["idefics3", "internvl", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_every_matrix_of_other_families_is_peft_s(family: str, tmp_path: Path) -> None:
+    """Towers of all shapes, mergers of the layers in between, projectors within the encoder; and merged weights."""
+    replica: Any = WRITERS[family](tmp_path / "base")
+    model = get_peft_model(
+        replica.model if family.startswith("qwen") else replica.parts.model, LoraConfig(r=2, target_modules="all-linear")
+    )
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.normal_(0, 0.2, generator=generator)
+    model.save_pretrained(tmp_path / "all")
+    pipe = pipeline(model=tmp_path / "base", dtype="float32")
+    pipe.load_adapter(tmp_path / "all", "all")
+    merged = pipe.merge("all")
+    for vlm in (wearing(pipe, "all"), merged.vlm):
+        found = compared(replica, vlm, Prompt((PICTURE, Text(QUESTION))), 4)
+        assert found.apart <= 1e-3 and found.same
+
+
+SPECS: list[AdapterSpec] = ["style", "sight", "", "domain", {"style": 0.5, "domain": 1.0}, {"style": -1.0}, {"sight": 0.5, "look": 1.0}]
 
 
 def test_rows_of_a_batch_each_have_their_own(beside: Beside) -> None:
     """In groups of three, with an item among them that cannot be answered."""
     pipe = dataclasses.replace(beside.pipe, batch_size=3)
-    items: list[Any] = [(PICTURE, QUESTION), ([], "What?"), (PICTURE, QUESTION), (PICTURE, QUESTION), ([], "What?")]
+    seen, read = (PICTURE, QUESTION), ([], "What?")
+    items: list[Any] = [seen, seen, read, seen, seen, read, seen]
     wanted = [beside.pipe(*item, max_tokens=TOKENS, adapter=spec) for item, spec in zip(items, SPECS, strict=True)]
     assert len(set(map(str, wanted))) == len(wanted)
     assert pipe(items, max_tokens=TOKENS, adapter=SPECS) == wanted
     items.insert(1, ("nowhere.png", QUESTION))
     found = pipe(items, max_tokens=TOKENS, adapter=[SPECS[0], "domain", *SPECS[1:]])
     assert isinstance(found.pop(1), InputError) and found == wanted
-    assert pipe(items[2:], max_tokens=TOKENS, adapter="style")[1] == wanted[0]
+    assert pipe(items[2:], max_tokens=TOKENS, adapter="style")[0] == wanted[0]
 
 
 def test_streams_and_several_answers_have_it_too(beside: Beside) -> None:
@@ -118,14 +150,29 @@ def test_streams_and_several_answers_have_it_too(beside: Beside) -> None:
 def test_what_is_remembered_is_remembered_for_these_adapters_alone(beside: Beside) -> None:
     """CS-14: found again with the same ones, never with others, with other weights of the same, without, or in merged weights."""
     pipe = dataclasses.replace(beside.pipe, recall=recalling("paged"))
-    for spec in ("", "style", {"style": -1.0}, {"style": 0.5, "domain": 1.0}, {"domain": 1.0, "style": 0.5}):
+    sizes = list[int]()
+    for spec in ("", "style", {"style": -1.0}, {"style": 0.5, "domain": 1.0}, {"domain": 1.0, "style": 0.5}, "look", {"sight": 0.5}):
         cold, warm = (pipe(PICTURE, LONG, max_tokens=4, adapter=spec) for _ in range(2))
         assert cold == warm == alone(beside, spec, LONG, 4)
         assert cold.tokens.recalled == 0 < warm.tokens.recalled
+        sizes.append(pipe.recall.sights.nbytes)
+    assert [size // sizes[0] for size in sizes] == [1, 1, 1, 1, 1, 2, 3], "a picture is encoded once for all that look at it alike"
     merged, told = pipe.merge("style"), []
     for one in (pipe, merged, merged, pipe):
         told.append(one(PICTURE, LONG, max_tokens=1).tokens.recalled > 0)
     assert told[1:] == [False, True, True]
+
+
+def test_a_picture_encoded_before_is_asked_about_with_what_encoded_it(beside: Beside) -> None:
+    """Whatever changes the language model alone may be chosen freely."""
+    pipe, plain = beside.pipe, beside.pipe.encode(PICTURE)
+    for spec in ("look", {"sight": 0.5, "look": 1.0}):
+        assert pipe(pipe.encode(PICTURE, adapter=spec), QUESTION, max_tokens=TOKENS, adapter=spec) == alone(beside, spec)
+        with pytest.raises(InputError, match=r"was encoded by .*encode it by this one"):
+            pipe(plain, QUESTION, adapter=spec)
+    with pytest.raises(InputError, match="was encoded by .* with look"):
+        pipe(pipe.encode(PICTURE, adapter="look"), QUESTION)
+    assert pipe(plain, QUESTION, max_tokens=TOKENS, adapter="style") == alone(beside, "style")
 
 
 def test_a_name_that_is_given_anew_means_another_adapter(beside: Beside) -> None:
@@ -160,16 +207,25 @@ def test_requests_of_an_engine_each_have_their_own(beside: Beside) -> None:
         assert isinstance(outcomes[wrong].finish, InputError) and engine.held == 0
 
 
-def test_an_adapter_that_changes_the_vision_tower_is_refused_by_name(beside: Beside) -> None:
-    with pytest.raises(ModelError, match=r"changes model\.vision_tower.*q_proj.*only the matrices of the language model's layers"):
-        beside.pipe.load_adapter(beside.folder / "sight", "sight")
+def test_what_is_not_changed_here_is_refused_by_name(beside: Beside, tmp_path: Path) -> None:
+    """A convolution, a layer that the tower does not have, another model's eyes."""
+    tensors = load_file(beside.folder / "sight" / "adapter_model.safetensors")
+    shutil.copy(beside.folder / "sight" / "adapter_config.json", tmp_path)
+    old = next(name for name in tensors if "vision_tower" in name and "q_proj.lora_A" in name)
+    for new in (re.sub(r"encoder.*(?=\.lora)", "embeddings.patch_embedding", old), old.replace("layers.0", "layers.9")):
+        save_file({new if name == old else name: tensor for name, tensor in tensors.items()}, tmp_path / "adapter_model.safetensors")
+        with pytest.raises(ModelError, match=re.escape(new.removeprefix("base_model.model.").partition(".lora")[0])):
+            beside.pipe.load_adapter(tmp_path, "other")
+    save_file({name: tensor for name, tensor in tensors.items() if name != old}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=f"lacks the tensor '{re.escape(old)}'"):
+        beside.pipe.load_adapter(tmp_path, "other")
 
 
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
         ("stile", "no adapter 'stile' is loaded; did you mean 'style'"),
-        ("?", r"no adapter '\?' is loaded; there is style, domain"),
+        ("?", r"no adapter '\?' is loaded; there is style, domain, sight, look"),
         ({"style": math.nan}, "nan is no weight for 'style'"),
         ({"domain": 0.5}, "'domain' is a DoRA adapter, which is taken whole"),
         (["style", "domain"], "it names 2 for 1 rows"),

@@ -49,8 +49,9 @@ class Merged:
         sorted_ = [x.gather(1, order.view(*order.shape, *[1] * (x.ndim - 2)).expand_as(x)) for x in tensors]
         owner = order.argsort(dim=1).gather(1, groups.owner)
         scores = torch.zeros_like(owner, dtype=torch.float32)
-        rows = zip(owner, scores, *sorted_, strict=True)
-        return [Merged(x, a, k, w, at, own, score, tuple(more)) for own, score, x, a, k, w, at, *more in rows]
+        parts = zip(*sorted_[:5], owner, scores, strict=True)
+        layers = zip(*sorted_[5:], strict=True) if deep else [()] * len(owner)
+        return [Merged(*row, tuple(layer)) for row, layer in zip(parts, layers, strict=True)]
 
     @staticmethod
     def pruned(

@@ -11,7 +11,7 @@ PEFT: for LoRA that is their sum. A decoder without adapters is not touched: `we
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from mmsdk.errors import ModelError
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
 
-__all__ = ["AdaptedDecoder", "AdaptedLinear", "Adapter", "Stack", "Update", "merged", "numbers", "wear"]
+__all__ = ["AdaptedDecoder", "AdaptedLinear", "Adapter", "Stack", "Update", "merged", "numbers", "updated", "wear"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -62,11 +62,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """Updates by the name of the module that they change ("layers.0.attention.qkv"). `key` is of this one alone, of all ever loaded."""
+    """Updates by the name of the module that they change ("layers.0.attention.qkv"). `key` is of this one alone, of all ever loaded.
+
+    `sight` are those of what sees ("tower.blocks.0.qkv", "projector.linear_1").
+    """
 
     name: str
     key: bytes
     updates: Mapping[str, Update]
+    sight: Mapping[str, Update] = field(default_factory=dict)
 
 
 Stack = tuple[tuple[Adapter, float], ...]
@@ -134,20 +138,25 @@ def merged(plain: Decoder, stack: Stack) -> Decoder:
 
     Raises ModelError where a matrix is stored in fewer bits: the update would be lost in rounding.
     """
+    other = updated(plain, [(adapter.updates, weight) for adapter, weight in stack])
+    hasten(other)
+    return other
+
+
+def updated(plain: Module, updates: Sequence[tuple[Mapping[str, Update], float]]) -> Module:
+    """A module with updates of its matrices in them, one after another; all else is shared. Raises ModelError as `merged` does."""
     parts = {}
-    for name in _changed([stack]):
+    for name in dict.fromkeys(name for named, _ in updates for name in named):
         base = _linear(plain.get_submodule(name))
         if not isinstance(base, nn.Linear):
             raise ModelError("adapters cannot be merged into matrices in fewer bits; use them as they are, or load with quantize='none'")
         matrix = base.weight.detach()
-        for adapter, weight in stack:
-            if name in adapter.updates:
-                matrix = adapter.updates[name].merged(matrix, weight)
+        for named, weight in updates:
+            if name in named:
+                matrix = named[name].merged(matrix, weight)
         parts[name] = copy.copy(base)
         parts[name]._parameters = {**base._parameters, "weight": nn.Parameter(matrix.to(base.weight.dtype), requires_grad=False)}
-    other = _rebuilt(plain, parts)
-    hasten(other)
-    return other
+    return _rebuilt(plain, parts)
 
 
 def numbers(module: nn.Module) -> Float[Tensor, "o i"]:

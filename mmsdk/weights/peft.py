@@ -1,11 +1,12 @@
 """Adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors, made ready for a decoder of ours.
 
     updates = read_adapter(folder, decoder)
+    updates = read_adapter(folder, decoder, sees(encoder, connector))      # and what sees, see `mmsdk.weights.peft_sight`
 
-A module of PEFT's is called as in the model that it was trained on, behind "base_model.model.". Here only the seven matrices of the
-language model's layers are changed; an adapter that changes others, such as those of a vision tower, is refused by their names. Ours hold
-queries, keys and values in one matrix, and gate and up in another, so that their updates become one: down-projections one below the other,
-up-projections each in its own rows and columns.
+A module of PEFT's is called as in the model that it was trained on, behind "base_model.model.". Changed are the seven matrices of the
+language model's layers, and those of the vision tower and the projector; an adapter that changes others is refused by their names. Ours
+hold queries, keys and values in one matrix, and gate and up in another, so that their updates become one: down-projections one below the
+other, up-projections each in its own rows and columns.
 Names, shapes and ranks are checked before any number is read. The pickle adapter_model.bin is never opened.
 """
 
@@ -18,7 +19,7 @@ from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmsdk.decoder.adapted import Update, numbers
 from mmsdk.decoder.config import DecoderConfig, Grouped, Plain
@@ -27,6 +28,7 @@ from mmsdk.errors import ModelError, WeightsError
 from mmsdk.weights.fields import read_fields
 from mmsdk.weights.names import HUGGINGFACE
 from mmsdk.weights.peft_config import LoraConfig, lora_config
+from mmsdk.weights.peft_sight import Place, place_of
 from mmsdk.weights.safetensors import Checkpoint, open_file
 
 __all__ = ["CONFIG", "TENSORS", "read_adapter"]
@@ -55,13 +57,17 @@ _FUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """One matrix that is changed: what the adapter calls it, its size in outputs and inputs, and the rank of its update."""
+    """One matrix that is changed: what the adapter calls it, its size in outputs and inputs, and the rank of its update.
+
+    `rows` are those of the matrix of ours that it is, or is part of.
+    """
 
     module: str
     outputs: int
     inputs: int
     rank: int
     scale: float
+    rows: slice
 
     def shapes(self, dora: bool) -> dict[str, tuple[int, ...]]:
         """The tensors that make the update."""
@@ -69,8 +75,8 @@ class _Site:
         return {f"{_HEAD}{self.module}.{name}": shape for name, shape in names.items()}
 
 
-def read_adapter(folder: Path, decoder: Decoder) -> dict[str, Update]:
-    """The updates by the decoder's modules, in its dtype and on its device.
+def read_adapter(folder: Path, decoder: Decoder, sight: nn.Module = nn.ModuleDict()) -> dict[str, Update]:
+    """The updates by the modules of the decoder and of `sight`, in the decoder's dtype and on its device.
 
     Raises WeightsError for files that are missing or damaged, ModelError for settings that are not supported, and, naming them, for
     tensors that are missing, left over, of another shape or not finite.
@@ -78,9 +84,15 @@ def read_adapter(folder: Path, decoder: Decoder) -> dict[str, Update]:
     if not (isinstance(decoder.config.attention, Grouped) and isinstance(decoder.config.feed, Plain)):
         raise ModelError(f"{folder}: adapters are not supported for latent attention and mixtures of experts")
     config, checkpoint = _config(folder), _tensors(folder)
-    sites = _sites(config, _stem(checkpoint), decoder.config)
-    _check(checkpoint, config, [site for fused in sites.values() for site in fused.values()])
-    return {name: _update(checkpoint, fused, name, config, decoder) for name, fused in sites.items()}
+    words, seen = _modules(checkpoint, sight)
+    sites = _sites(config, _stem(checkpoint, words), decoder.config) if words else {}
+    looks = _looks(config, seen, sight)
+    _check(checkpoint, config, [site for fused in (*sites.values(), *looks.values()) for site in fused])
+    like = decoder.norm.weight
+    return {
+        **{name: _update(checkpoint, fused, config, decoder.get_submodule(name), like) for name, fused in sites.items()},
+        **{name: _update(checkpoint, fused, config, sight.get_submodule(name), like) for name, fused in looks.items()},
+    }
 
 
 def _config(folder: Path) -> LoraConfig:
@@ -100,37 +112,61 @@ def _tensors(folder: Path) -> Checkpoint:
     return open_file(folder / TENSORS).renamed([(rf"\.{_LENGTHS}\.weight$", f".{_LENGTHS}")])
 
 
-def _stem(checkpoint: Checkpoint) -> str:
-    """What stands in front of "layers" in all names. Raises ModelError, naming them, for modules that are not changed here."""
+def _modules(checkpoint: Checkpoint, sight: nn.Module) -> tuple[list[str], dict[str, Place]]:
+    """What is changed of the language model, and of what sees. Raises ModelError, naming them, for modules that are not changed here."""
     found = {name: _TENSOR.fullmatch(name) for name in checkpoint.files}
     strange = sorted(name for name, match in found.items() if match is None)
     if strange:
         raise ModelError(f"{checkpoint.folder} holds {_list(strange)}, which are no low-rank updates of a matrix and are not supported")
-    modules = {match["module"]: _MODULE.fullmatch(match["module"]) for match in found.values() if match is not None}
-    foreign = sorted(module for module, match in modules.items() if match is None)
-    if foreign:
-        told = "only the matrices of the language model's layers are changed here (q, k, v, o, gate, up and down_proj)"
-        raise ModelError(f"{checkpoint.folder} changes {_list(foreign)}; {told}: train it without the others (exclude_modules)")
-    stems = {match["stem"] for match in modules.values() if match is not None}
-    if not stems:
+    modules = sorted({match["module"] for match in found.values() if match is not None})
+    if not modules:
         raise ModelError(f"{checkpoint.folder / TENSORS} holds no tensors")
+    linear = {name for name, module in sight.named_modules() if isinstance(module, nn.Linear)}
+    seen = {module: place for module in modules for place in place_of(module) if place.module in linear}
+    words = [module for module in modules if _MODULE.fullmatch(module)]
+    foreign = [module for module in modules if module not in seen and module not in words]
+    if foreign:
+        told = "changed here are matrices of the language model's layers (q, k, v, o, gate, up and down_proj), and of what sees"
+        raise ModelError(f"{checkpoint.folder} changes {_list(foreign)}; {told}: train it without the others (exclude_modules)")
+    return words, seen
+
+
+def _stem(checkpoint: Checkpoint, modules: Sequence[str]) -> str:
+    """What stands in front of "layers" in all names."""
+    stems = {match["stem"] for match in map(_MODULE.fullmatch, modules) if match is not None}
     if len(stems) > 1:
         raise ModelError(f"{checkpoint.folder} calls the language model by {len(stems)} names ({_list(sorted(stems))}), it must be one")
     return stems.pop()
 
 
-def _sites(config: LoraConfig, stem: str, sizes: DecoderConfig) -> dict[str, dict[str, _Site]]:
-    """What is changed, by the modules of ours and the matrices that these are made of."""
-    found: dict[str, dict[str, _Site]] = {}
+def _sites(config: LoraConfig, stem: str, sizes: DecoderConfig) -> dict[str, list[_Site]]:
+    """What is changed of the language model, by the modules of ours."""
+    found: dict[str, list[_Site]] = {}
     for layer in range(sizes.layers):
         for ours, matrices in _FUSED.items():
+            ends = accumulate(_size(matrix, sizes)[0] for matrix in matrices)
+            rows = {matrix: slice(end - _size(matrix, sizes)[0], end) for matrix, end in zip(matrices, ends, strict=True)}
             names = {matrix: f"{stem}layers.{layer}.{matrix}" for matrix in matrices}
-            changed = {matrix: name for matrix, name in names.items() if config.changes(name, layer)}
+            changed = [
+                _Site(name, *_size(matrix, sizes), config.rank_of(name), config.scale_of(name), rows[matrix])
+                for matrix, name in names.items()
+                if config.changes(name, layer)
+            ]
             if changed:
-                found[f"layers.{layer}.{ours}"] = {
-                    matrix: _Site(name, *_size(matrix, sizes), config.rank_of(name), config.scale_of(name))
-                    for matrix, name in changed.items()
-                }
+                found[f"layers.{layer}.{ours}"] = changed
+    return found
+
+
+def _looks(config: LoraConfig, seen: Mapping[str, Place], sight: nn.Module) -> dict[str, list[_Site]]:
+    """What is changed of what sees, by the modules of ours: whatever the file has updates of."""
+    found: dict[str, list[_Site]] = {}
+    for module, place in seen.items():
+        base = sight.get_submodule(place.module)
+        assert isinstance(base, nn.Linear), "an adapter changes linear layers"
+        size = base.out_features // place.parts
+        rows = slice(place.part * size, (place.part + 1) * size)
+        site = _Site(module, size, base.in_features, config.rank_of(module), config.scale_of(module), rows)
+        found.setdefault(place.module, []).append(site)
     return found
 
 
@@ -143,20 +179,16 @@ def _check(checkpoint: Checkpoint, config: LoraConfig, sites: Sequence[_Site]) -
         raise ModelError(f"{checkpoint.folder} does not fit this model: {_list(wrong)}")
 
 
-def _update(checkpoint: Checkpoint, fused: Mapping[str, _Site], name: str, config: LoraConfig, decoder: Decoder) -> Update:
-    """The updates of the matrices that one of ours is made of, as one."""
-    base, dtype, device = decoder.get_submodule(name), decoder.norm.weight.dtype, decoder.norm.weight.device
-    rows = {matrix: _size(matrix, decoder.config)[0] for matrix in _FUSED[name.split(".", 2)[2]]}
-    places = {matrix: slice(end - rows[matrix], end) for matrix, end in zip(rows, accumulate(rows.values()), strict=True)}
-    down = torch.cat([_read(checkpoint, site, _DOWN) for site in fused.values()])
-    up, column = torch.zeros(sum(rows.values()), len(down)), 0
-    for matrix, site in fused.items():
-        up[places[matrix], column : column + site.rank] = site.scale * _read(checkpoint, site, _UP)
+def _update(checkpoint: Checkpoint, fused: Sequence[_Site], config: LoraConfig, base: nn.Module, like: Tensor) -> Update:
+    """The updates of the matrices that one of ours is made of, as one, in the dtype and on the device of `like`."""
+    matrix = numbers(base).cpu()
+    down = torch.cat([_read(checkpoint, site, _DOWN) for site in fused])
+    up, column = torch.zeros(len(matrix), len(down)), 0
+    for site in fused:
+        up[site.rows, column : column + site.rank] = site.scale * _read(checkpoint, site, _UP)
         column += site.rank
-    factor: tuple[Tensor, ...] = ()
-    if config.dora:
-        factor = (_factor(checkpoint, fused, places, numbers(base).cpu() + up @ down),)
-    return Update(down.to(device, dtype), up.to(device, dtype), tuple(one.to(device, dtype) for one in factor))
+    factor = (_factor(checkpoint, fused, matrix + up @ down),) if config.dora else ()
+    return Update(down.to(like), up.to(like), tuple(one.to(like) for one in factor))
 
 
 def _size(matrix: str, sizes: DecoderConfig) -> tuple[int, int]:
@@ -168,15 +200,13 @@ def _size(matrix: str, sizes: DecoderConfig) -> tuple[int, int]:
     return outputs.get(name, sizes.width), inputs.get(name, sizes.width)
 
 
-def _factor(
-    checkpoint: Checkpoint, fused: Mapping[str, _Site], places: Mapping[str, slice], updated: Float[Tensor, "o i"]
-) -> Float[Tensor, " o"]:
+def _factor(checkpoint: Checkpoint, fused: Sequence[_Site], updated: Float[Tensor, "o i"]) -> Float[Tensor, " o"]:
     """The learned length of each row over the one that it has; 1 for the rows of matrices that are not changed."""
     factor = torch.ones(len(updated))
-    for matrix, site in fused.items():
-        factor[places[matrix]] = _read(checkpoint, site, _LENGTHS) / torch.linalg.norm(updated[places[matrix]], dim=1)
+    for site in fused:
+        factor[site.rows] = _read(checkpoint, site, _LENGTHS) / torch.linalg.norm(updated[site.rows], dim=1)
     if not factor.isfinite().all():
-        raise ModelError(f"{checkpoint.folder}: rows of {_list([site.module for site in fused.values()])} have no length")
+        raise ModelError(f"{checkpoint.folder}: rows of {_list([site.module for site in fused])} have no length")
     return factor
 
 

@@ -258,8 +258,8 @@ SPOILT: list[tuple[str, torch.Tensor | None, str]] = [
     (f"{FIRST}lora_A.weight", torch.ones(3, 40), r"q_proj\.lora_A\.weight \(3, 40\) in place of \(3, 48\)"),
     (f"{FIRST}lora_A.weight", A * math.nan, "not finite"),
     ("base_model.model.model.norm.weight", torch.ones(48), "no low-rank updates"),
-    ("base_model.model.lm_head.lora_A.weight", A, "lm_head; only the matrices"),
-    ("base_model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", A, r"vision_tower\.encoder\.layers.*; only"),
+    ("base_model.model.lm_head.lora_A.weight", A, "lm_head; changed here are"),
+    ("base_model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", A, r"vision_tower\.encoder\.layers.*; changed here"),
     (f"{FIRST.replace('model.model.model', 'model.model')}lora_A.weight", A, "by 2 names"),
 ]
 
