@@ -243,15 +243,17 @@ def test_smollm2_has_the_logits_of_transformers(real: Real) -> None:
         torch.testing.assert_close(ours(real.decoder, ids), theirs(real.model, ids), rtol=0, atol=1e-3)
 
 
-def test_smollm2_writes_the_128_tokens_of_transformers_on_ten_prompts(real: Real) -> None:
+def test_smollm2_writes_the_tokens_of_transformers_on_ten_prompts(real: Real) -> None:
+    """So many that a difference would have shown; `mmsdk bench parity` writes 128."""
+    tokens = 48
     rows = [real.tokenizer.encode(prompt) for prompt in PROMPTS]
     length = max(map(len, rows))
     ids = torch.tensor([[0] * (length - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
     out = real.model.generate(
-        ids, attention_mask=mask, max_new_tokens=128, min_new_tokens=128, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
     )  # fmt: skip
-    assert greedy(real.decoder, rows, 128) == out[:, length:].tolist()
+    assert greedy(real.decoder, rows, tokens) == out[:, length:].tolist()
 
 
 def test_smollm2_alone_writes_what_it_writes_in_a_batch(real: Real) -> None:
