@@ -51,7 +51,10 @@ class Merged:
         scores = torch.zeros_like(owner, dtype=torch.float32)
         parts = zip(*sorted_[:5], owner, scores, strict=True)
         layers = zip(*sorted_[5:], strict=True) if deep else [()] * len(owner)
-        return [Merged(*row, tuple(layer)) for row, layer in zip(parts, layers, strict=True)]
+        return [
+            Merged(kept, seen, key, size, place, own, score, tuple(layer))
+            for (kept, seen, key, size, place, own, score), layer in zip(parts, layers, strict=True)
+        ]
 
     @staticmethod
     def pruned(
