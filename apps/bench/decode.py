@@ -32,6 +32,8 @@ _WARM = 4
 class Decode:
     """Each says the likeliest `tokens` tokens after a prompt of `prompt` tokens, in turn (A B C A B C), for `rounds` rounds.
 
+    A turn begins with a prompt that does not count, so that all of them are as warm as one that works all the time.
+
     `model` is "mini" (its language model, without mini's update) or a GGUF file, which all of them read. Prompts are pieces of `text`, a
     file, or of the language reference that comes with Python; perplexity is over its first `text_tokens` tokens, `prompt` at a time.
     `only` leaves the other engines out, `threads` 0 is as many as torch takes.
@@ -79,10 +81,13 @@ class Decode:
 
     def _raced(self, workers: Sequence[Worker], ids: Sequence[int]) -> list[list[Said]]:
         """What each said, by rounds: the same prompt for all in a round, another one in the next."""
-        for worker in workers:
-            worker.say(ids[: self.prompt], _WARM)
         starts = [self.prompt * (turn + 1) % (len(ids) - self.prompt + 1) for turn in range(self.rounds)]
-        return [[worker.say(ids[start : start + self.prompt], self.tokens) for worker in workers] for start in starts]
+        return [[self._turn(worker, ids, start) for worker in workers] for start in starts]
+
+    def _turn(self, worker: Worker, ids: Sequence[int], start: int) -> Said:
+        # Uncounted first: while the others had their turns, what this one had near the cores went away.
+        worker.say(ids[: self.prompt], _WARM)
+        return worker.say(ids[start : start + self.prompt], self.tokens)
 
     def _speeds(self, said: Sequence[Said]) -> dict[str, float]:
         return {
