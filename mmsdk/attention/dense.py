@@ -36,7 +36,7 @@ class Dense:
                 return over_pages(query, view)
             return self(query, *side_by_side(view, mask, query.dtype))
         bias = mask.bias if isinstance(mask, Bias) else None
-        if prompt.attends(query, view.keys, view.values) and (bias is None or bias.dtype == query.dtype):
+        if prompt.attends(query, view.keys, view.values) and (bias is None or (bias.dtype == query.dtype and bias.stride(3) == 1)):
             behind = 0 if isinstance(mask, Causal) else view.keys.shape[2]
             out = prompt.attend(query, view.keys, view.values, behind, () if bias is None else (bias,))
         elif _plain(query, view) and not isinstance(mask, Causal):
