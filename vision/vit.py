@@ -5,7 +5,7 @@ before the first layer and quick GELU; SigLIP (arXiv 2303.15343) no class token 
 what compressors need from inside is read through `Taps`.
 
 Letters: b rows of the batch, n patch tokens, p class tokens (1 or 0), d width, h heads, e width of a head, s tokens of packed rows,
-p of these with what fills them up.
+k of these with what fills them up.
 """
 
 from collections.abc import Callable, Mapping
@@ -176,8 +176,8 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, added).transpose(1, 2).reshape(b, n, d)
         return self.add1(x, self.o(mixed)), query, key
 
-    def attend_rows(self, x: Float[Tensor, "p d"], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for packed rows, filled or not: the stream [p d], queries and keys [s h e] of what is no filling."""
+    def attend_rows(self, x: Float[Tensor, "k d"], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for packed rows, filled or not: the stream [k d], queries and keys [s h e] of what is no filling."""
         query, key, value = self.qkv(self.norm1(x))[: len(rows.token)].unflatten(1, (3, self.heads, -1)).unbind(1)
         mixed = attention(query, key, value, rows).flatten(1)
         return self.add1(x, self.o(mixed if len(mixed) == len(x) else filled(mixed))), query, key
