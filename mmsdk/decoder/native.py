@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Everything, Masks
 from mmsdk.decoder.asking import Asking
+from mmsdk.decoder.large_pages import settle
 from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.prompt import through
 from mmsdk.decoder.rope import Rotation
-from mmsdk.decoder.transformer import Decoder, Layer, SelfAttention
+from mmsdk.decoder.transformer import Decoder, Layer, SelfAttention, no_express
 from mmsdk.kernels.cpu import layer as native
 from mmsdk.kernels.cpu import prompt, rows
 from mmsdk.kernels.cpu.library import library
@@ -41,9 +42,14 @@ Part = tuple[Mapping[str, object], str, object, int]
 
 
 def hasten(decoder: Decoder) -> None:
-    """Let decode steps go through C++, which is compiled at the first time. Nothing happens where that cannot be."""
+    """Let decode steps go through C++, which is compiled at the first time. Nothing happens where that cannot be.
+
+    The weights move to large pages, unless the decoder was made from one whose weights did.
+    """
     computes = decoder.norm.weight
     if computes.dtype == torch.bfloat16 and computes.device.type == "cpu" and library().functions is not None:
+        if decoder.express is no_express:
+            settle(decoder)
         for layer in decoder.layers:
             if isinstance(layer, Layer):
                 layer.shortcut = NativeStep(layer)
