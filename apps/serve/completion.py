@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from mmsdk.answer import Tokens
 from mmsdk.apps.serve.asked import asked, settled
-from mmsdk.apps.serve.form import Form, form_of
+from mmsdk.apps.serve.form import Form, form_of, formed
 from mmsdk.apps.serve.refusal import GoneError, RefusedError, refused
 from mmsdk.apps.serve.reply import DONE, Reply, failed
 from mmsdk.apps.serve.service import Service
@@ -162,12 +162,16 @@ class _Call:
         self._service.metrics.ended(status)
 
     async def _form(self, request: ChatRequest, answers: int) -> Form:
-        """The form of the answers. Raises RefusedError, for one that takes too long, too: its thread is the tenant's own meanwhile."""
-        seconds = self._service.settings.forming
+        """The form of the answers. Raises RefusedError, for one that takes too long, too: its thread is the tenant's own meanwhile.
+
+        Where there is none, nothing is waited for.
+        """
+        if not formed(request):
+            return Form.free(answers)
         try:
-            async with asyncio.timeout(seconds):
-                return await self._service.forms(self._tenant, form_of, request, answers, self._service.pipe.vlm, self._tenant)
+            return await self._service.forms(self._tenant, form_of, request, answers, self._service.pipe.vlm, self._tenant)
         except TimeoutError:
+            seconds = self._service.settings.forming
             raise RefusedError(400, f"the form of the answer was not compiled within {seconds:g} s", "form_too_costly") from None
 
     def _over(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

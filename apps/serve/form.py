@@ -9,7 +9,7 @@ from mmsdk.errors import InputError, ModelError
 from mmsdk.generate.constrain import ANY, FREE, Constraint, Guide, guide_of
 from mmsdk.models.types import VLM
 
-__all__ = ["Form", "form_of"]
+__all__ = ["Form", "form_of", "formed"]
 
 OBJECT = {"type": "object"}
 
@@ -21,16 +21,23 @@ class Form:
     constraint: Constraint
     guides: tuple[Guide, ...]
 
+    @staticmethod
+    def free(answers: int) -> "Form":
+        """None: so many answers may be anything."""
+        return Form(ANY, (FREE,) * answers)
+
+
+def formed(request: ChatRequest) -> bool:
+    """Whether a request wants its answers in a form. Raises RefusedError for fields that contradict one another."""
+    return bool(_found(request))
+
 
 def form_of(request: ChatRequest, answers: int, vlm: VLM, tenant: str) -> Form:
-    """The constraint of a request, compiled here, where no other tenant waits for it, with a guide for each of so many answers.
+    """The constraint of a request that is `formed`, compiled here, where no other tenant waits, with a guide for each of so many answers.
 
     Raises RefusedError, naming the field, for more than one form, and for one that cannot be followed.
     """
-    found = _found(request)
-    if not found:
-        return Form(ANY, (FREE,) * answers)
-    (place, setting, value), *others = found
+    (place, setting, value), *others = found = _found(request)
     if others:
         told = ", ".join(one for one, _, _ in found)
         raise RefusedError(400, f"an answer has one form, and these were given together: {told}", "invalid_value", others[0][0])

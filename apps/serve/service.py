@@ -35,7 +35,7 @@ class Service:
             raise InputError("an adapter and the model have one name; call one of them otherwise", item=self.name)
         self.engine = EngineThread(Engine(pipe, rows=settings.rows, tokens=settings.pool))
         tenants = max(1, len(settings.keys))
-        self.loaders, self.forms = Workers("media", LOADERS, tenants), Workers("forms", FORMS, tenants)
+        self.loaders, self.forms = Workers("media", LOADERS, tenants), Workers("forms", FORMS, tenants, settings.forming)
         self.metrics = Metrics(lambda: self.open, lambda: self.engine.held)
         self.created = int(time())
         self.ending = False

@@ -3,7 +3,8 @@
     workers = Workers("media", each=4, tenants=2)
     found = await workers(tenant, decode, body)
 
-Every tenant has so many of its own, and no more, so that whoever asks for what takes long holds up nobody else.
+Every tenant has so many of its own, and no more, so that whoever asks for what takes long holds up nobody else. What is done may have its
+time (`within`), which begins with it: waiting for a thread does not count.
 """
 
 import asyncio
@@ -19,15 +20,21 @@ T = TypeVar("T")
 
 
 class Workers:
-    """At most `each` threads at one time for each of so many tenants; whatever more there is to do waits for its own tenant's."""
+    """At most `each` threads at one time for each of so many tenants; whatever more there is to do waits for its own tenant's.
 
-    def __init__(self, name: str, each: int, tenants: int) -> None:
-        self._each = each
+    Work is waited for so many seconds, without end where there are none given.
+    """
+
+    def __init__(self, name: str, each: int, tenants: int, within: int | float | None = None) -> None:
+        self._each, self._within = each, within
         self._pool = ThreadPoolExecutor(each * tenants, thread_name_prefix=name)
         self._turns: dict[str, asyncio.Semaphore] = {}
 
     async def __call__(self, tenant: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` gives, in its turn. Whoever is cancelled waits no longer; the thread is free when the work is done."""
+        """What `work` gives, in its turn. Whoever is cancelled waits no longer; the thread is free when the work is done.
+
+        Raises TimeoutError where the work takes longer than it may.
+        """
         turn, loop = self._turns.setdefault(tenant, asyncio.Semaphore(self._each)), asyncio.get_running_loop()
         await turn.acquire()
         job = self._pool.submit(work, *args, **kwargs)
@@ -38,7 +45,8 @@ class Workers:
                 loop.call_soon_threadsafe(turn.release)
 
         job.add_done_callback(over)
-        return await asyncio.wrap_future(job)
+        async with asyncio.timeout(self._within):
+            return await asyncio.wrap_future(job)
 
     def close(self) -> None:
         """Nothing new; what has begun comes to its end by itself."""
