@@ -5,6 +5,7 @@ pages, the latest ones, and those of the others whose index promises most; what 
 The sums of linear attention know all frames.
 """
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from mmsdk.diffusion.dit import Attend, Spot
 from mmsdk.diffusion.world.hybrid import Hybrid, Sums, summed
 from mmsdk.diffusion.world.index import Index, Kind
+from mmsdk.diffusion.world.room import Room, moved_in
 from mmsdk.diffusion.world.tiers import Tiers, reading_ahead, side_by_side
 from mmsdk.errors import InputError
 
@@ -42,19 +44,24 @@ class Paging:
 
 
 class WorldMemory:
-    """Of one rollout; its passes of the guidance share nothing. As a context manager it ends the thread that reads ahead."""
+    """Of one rollout; its passes of the guidance share nothing. Its pages lie in a folder of its own inside `folder`.
+
+    As a context manager it ends: the thread that reads ahead, and the pages. It ends, too, when nobody holds it any more, and when the
+    program does.
+    """
 
     def __init__(self, folder: Path, paging: Paging = Paging(), hybrid: Hybrid = Hybrid()) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._paging, self._hybrid = folder, paging, hybrid
+        room = moved_in(folder)
+        self._folder, self._paging, self._hybrid = room.folder, paging, hybrid
         self._layers: dict[tuple[str, int], _Layer] = {}
         self._reader = reading_ahead()
+        self._end = weakref.finalize(self, _ended, self._reader, room)
 
     def __enter__(self) -> "WorldMemory":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._reader.shutdown(cancel_futures=True)
+        self._end()
 
     @property
     def resident(self) -> tuple[tuple[int, int, int], ...]:
@@ -75,11 +82,18 @@ class WorldMemory:
             layer.tiers.prefetch(layer.index.likely(), self._paging.recalled)
 
     def layer(self, branch: str, spot: Spot) -> "_Layer":
-        """The pages of a pass and layer."""
+        """The pages of a pass and layer. Raises InputError where the memory has ended."""
+        if not self._end.alive:
+            raise InputError("it has ended, and its pages are gone; begin another one", item="memory")
         key = (branch, spot.layer)
         if key not in self._layers:
             self._layers[key] = _Layer(self._paging, self._hybrid, self._folder, f"{branch}-{spot.layer}", self._reader)
         return self._layers[key]
+
+
+def _ended(reader: ThreadPoolExecutor, room: Room) -> None:
+    reader.shutdown(cancel_futures=True)
+    room.leave()
 
 
 @dataclass(frozen=True, slots=True)

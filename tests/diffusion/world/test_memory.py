@@ -17,6 +17,7 @@ from mmsdk.diffusion.world.hybrid import Hybrid
 from mmsdk.diffusion.world.index import Kind
 from mmsdk.diffusion.world.memory import Paging, WorldMemory
 from mmsdk.diffusion.world.rollout import remember, rollout
+from mmsdk.diffusion.world.room import moved_in
 from mmsdk.errors import InputError
 
 TEXT = Condition(torch.randn(1, 4, 6, generator=torch.Generator().manual_seed(1)))
@@ -47,26 +48,79 @@ def test_chunk_after_chunk_is_one_pass_with_a_causal_mask(model: DiT, tmp_path: 
     torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=0, atol=1e-5)
 
 
-def rolled(model: DiT, folder: Path, paging: Paging, hybrid: Hybrid) -> tuple[list[Tensor], list[tuple[int, int, int]]]:
-    """Seven chunks, guided, and the tiers of every layer after each."""
+def rolled(model: DiT, folder: Path, paging: Paging, hybrid: Hybrid) -> tuple[list[Tensor], list[tuple[int, int, int]], int]:
+    """Seven chunks, guided, the tiers of every layer after each, and how many pages were on disk at last."""
     guidance, chunks, tiers = ClassifierFree(Condition(torch.zeros(1, 4, 6)), 2.0), list[Tensor](), list[tuple[int, int, int]]()
     with WorldMemory(folder, paging, hybrid) as memory:
         for chunk in rollout(model, SHAPE, [TEXT] * 7, flow(2), memory, torch.Generator().manual_seed(3), guidance):
             assert not chunk.requires_grad
             chunks.append(chunk)
             tiers += memory.resident
-    return chunks, tiers
+        return chunks, tiers, len(list(folder.rglob("*.page")))
 
 
 def test_where_pages_lie_changes_no_bit_and_no_tier_holds_too_many(model: DiT, tmp_path: Path) -> None:
     hybrid = Hybrid(share=0.1, masses=(0.7,), block=4)
-    near, _ = rolled(model, tmp_path / "near", Paging(sinks=1, recent=2, recalled=2, fast=50, host=50), hybrid)
-    far, tiers = rolled(model, tmp_path / "far", Paging(sinks=1, recent=2, recalled=2, fast=6, host=1), hybrid)
+    near, _, none = rolled(model, tmp_path / "near", Paging(sinks=1, recent=2, recalled=2, fast=50, host=50), hybrid)
+    far, tiers, many = rolled(model, tmp_path / "far", Paging(sinks=1, recent=2, recalled=2, fast=6, host=1), hybrid)
     assert all(torch.equal(one, other) and one.isfinite().all() for one, other in zip(near, far, strict=True))
     assert max(fast for fast, _, _ in tiers) == 6 and max(host for _, host, _ in tiers) == 1
     # 14 pages of each layer and pass, of which 7 fit into memory
     assert max(disk for _, _, disk in tiers) >= 7
-    assert not list((tmp_path / "near").iterdir()) and {path.suffix for path in (tmp_path / "far").iterdir()} == {".page"}
+    assert none == 0 < many and not rooms(tmp_path / "near") + rooms(tmp_path / "far"), "pages go with their memory"
+
+
+def rooms(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir()]
+
+
+TIGHT = Paging(sinks=1, recent=1, recalled=1, fast=4, host=1)
+SPOT = Spot(Grid(1, 2, 4), 0, 1, torch.empty(1, 8, 8))
+
+
+def alike(memory: WorldMemory, value: float) -> None:
+    """Twelve frames, all of whose values are this one."""
+    for frame in range(12):
+        keys = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(frame))
+        memory.writing("cond")(torch.zeros(1, 1, 8, 8), keys, torch.full((1, 1, 8, 8), value), SPOT)
+
+
+def seen(memory: WorldMemory, value: float) -> Tensor:
+    """What is read back, asked for the keys of each frame."""
+    asked = [torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(frame)) for frame in range(12)]
+    own = torch.full((1, 1, 8, 8), value)
+    return torch.cat([memory.at(0, 1, "cond")(9 * query, query, own, SPOT) for query in asked])
+
+
+def test_worlds_in_one_folder_read_their_own_pages(tmp_path: Path) -> None:
+    with WorldMemory(tmp_path, TIGHT, DENSE) as one, WorldMemory(tmp_path, TIGHT, DENSE) as other:
+        alike(one, 1.0)
+        alike(other, 2.0)
+        assert min(memory.resident[0][2] for memory in (one, other)) >= 7
+        for memory, value in ((one, 1.0), (other, 2.0)):
+            torch.testing.assert_close(seen(memory, value), torch.full((12, 1, 8, 8), value), rtol=0, atol=1e-5)
+
+
+def test_pages_go_with_their_memory_and_those_of_a_crash_with_the_next_one(tmp_path: Path) -> None:
+    """A process that dies lets go of its locks and removes nothing. What else lies in a folder is nobody's to remove."""
+    crashed, strange = moved_in(tmp_path), tmp_path / "world-atlas"
+    write_page(crashed.folder / "cond-0-0.page", (torch.ones(1, 1, 2, 4), torch.zeros(1, 1, 2, 4)))
+    strange.mkdir()
+    (strange / "map.txt").write_text("here")
+    living, dropped = WorldMemory(tmp_path, TIGHT, DENSE), WorldMemory(tmp_path, TIGHT, DENSE)
+    assert crashed.folder.is_dir() and len(rooms(tmp_path)) == 4, "its process lives yet"
+    crashed.lock.release()
+    alike(living, 1.0)
+    alike(dropped, 1.0)
+    del dropped
+    assert len(rooms(tmp_path)) == 3, "nobody holds it any more"
+    with WorldMemory(tmp_path, TIGHT, DENSE):
+        assert not crashed.folder.exists() and len(rooms(tmp_path)) == 3
+    with living:
+        assert (seen(living, 1.0) - 1).abs().max() < 1e-5
+    assert rooms(tmp_path) == [strange] and (strange / "map.txt").read_text() == "here"
+    with pytest.raises(InputError, match="has ended"):
+        living.at(0, 1, "cond")(*[torch.zeros(1, 1, 8, 8)] * 3, SPOT)
 
 
 @pytest.mark.parametrize("index", ["bounds", "mean"])
