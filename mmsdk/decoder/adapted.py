@@ -25,7 +25,7 @@ from mmsdk.errors import ModelError
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
 
-__all__ = ["AdaptedDecoder", "AdaptedLinear", "Adapter", "Stack", "Update", "merged", "numbers", "updated", "wear"]
+__all__ = ["AdaptedDecoder", "AdaptedLinear", "Adapter", "Stack", "Update", "merged", "numbers", "outputs", "updated", "wear"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -165,6 +165,14 @@ def numbers(module: nn.Module) -> Float[Tensor, "o i"]:
     if isinstance(base, Int4Linear):
         return base.layout.written_out(torch.float32)
     return base.rows(slice(None), torch.float32) if isinstance(base, Int8Linear) else base.weight.detach().float()
+
+
+def outputs(module: nn.Module) -> int:
+    """The rows of the matrix of a linear layer, without reading it."""
+    base = _linear(module)
+    if isinstance(base, Int4Linear):
+        return base.outputs
+    return len(base.codes if isinstance(base, Int8Linear) else base.weight)
 
 
 def _linear(module: nn.Module) -> nn.Linear | Int4Linear | Int8Linear:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmsdk.decoder.adapted import Update, numbers
+from mmsdk.decoder.adapted import Update, numbers, outputs
 from mmsdk.decoder.config import DecoderConfig, Grouped, Plain
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError, WeightsError
@@ -181,13 +181,13 @@ def _check(checkpoint: Checkpoint, config: LoraConfig, sites: Sequence[_Site]) -
 
 def _update(checkpoint: Checkpoint, fused: Sequence[_Site], config: LoraConfig, base: nn.Module, like: Tensor) -> Update:
     """The updates of the matrices that one of ours is made of, as one, in the dtype and on the device of `like`."""
-    matrix = numbers(base).cpu()
     down = torch.cat([_read(checkpoint, site, _DOWN) for site in fused])
-    up, column = torch.zeros(len(matrix), len(down)), 0
+    up, column = torch.zeros(outputs(base), len(down)), 0
     for site in fused:
         up[site.rows, column : column + site.rank] = site.scale * _read(checkpoint, site, _UP)
         column += site.rank
-    factor = (_factor(checkpoint, fused, matrix + up @ down),) if config.dora else ()
+    # the lengths of rows alone need the matrix in numbers, which for one in fewer bits takes time and memory
+    factor = (_factor(checkpoint, fused, numbers(base).cpu() + up @ down),) if config.dora else ()
     return Update(down.to(like), up.to(like), tuple(one.to(like) for one in factor))
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,22 @@ def test_qlora_is_peft_over_the_numbers_that_the_codes_stand_for(trained: Traine
         assert apart(scores(ours, ids), model(input_ids=ids).logits) <= 1e-4
     with pytest.raises(ModelError, match="cannot be merged into matrices in fewer bits"):
         merged(decoder, trained.stack(kind, decoder=decoder))
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+def test_only_dora_reads_the_matrices_that_it_changes(trained: Trained, quantize: Quantize, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in fewer bits would all be written out for it."""
+    decoder, read = read_decoder(trained.folder / "base", torch.float32), list[Any]()
+    quantise(decoder, quantize)
+
+    def spied(module: Any) -> torch.Tensor:
+        read.append(module)
+        return numbers(module)
+
+    monkeypatch.setattr(sys.modules[read_adapter.__module__], "numbers", spied)
+    updates = read_adapter(trained.folder / "rslora", decoder)
+    assert not read and all(len(update.up) == len(numbers(decoder.get_submodule(name))) for name, update in updates.items())
+    assert len(read_adapter(trained.folder / "dora", decoder)) == len(read) > 0
 
 
 # What is refused, and told by name.
