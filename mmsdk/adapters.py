@@ -13,9 +13,10 @@ sees, too: pictures are then encoded by a tower with the update in its weights, 
 import difflib
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -38,23 +39,35 @@ AdapterSpec = str | Mapping[str, int | float]
 
 
 class Eyes:
-    """Models that see with adapters in their weights, by the adapters; the last few that were asked for are kept."""
+    """Models that see with adapters in their weights, by the adapters. Of loaded ones, the last few that were asked for are kept.
+
+    For several threads: who asks for one that is just being made waits for it.
+    """
 
     def __init__(self, most: int = 4) -> None:
-        self._made: dict[tuple[bytes, ...], VLM] = {}
-        self._most = most
+        self._made: dict[tuple[tuple[bytes, float], ...], VLM] = {}
+        self._loaded: frozenset[bytes] = frozenset()
+        self._most, self._lock = most, Lock()
 
     def of(self, vlm: VLM, stack: Stack) -> VLM:
         """The model whose encoder and projector have these in their weights, under a name of its own; the model itself without any."""
         looks = tuple((adapter, weight) for adapter, weight in stack if adapter.sight)
         if not looks:
             return vlm
-        key = tuple(part for adapter, weight in looks for part in (adapter.key, repr(weight).encode()))
-        made = self._made.pop(key, None) or _looking(vlm, looks, digest(*key).hex()[:12])
-        self._made[key] = made
-        while len(self._made) > self._most:
-            del self._made[next(iter(self._made))]
-        return made
+        key = tuple((adapter.key, weight) for adapter, weight in looks)
+        with self._lock:
+            made = self._made.pop(key, None) or _looking(vlm, looks, digest(*_told(looks)).hex()[:12])
+            if self._loaded.issuperset(adapter.key for adapter, _ in looks):
+                self._made[key] = made
+            while len(self._made) > self._most:
+                del self._made[next(iter(self._made))]
+            return made
+
+    def keep(self, adapters: Iterable[Adapter]) -> None:
+        """From now on these are the loaded ones; models with others in their weights are let go."""
+        with self._lock:
+            self._loaded = frozenset(adapter.key for adapter in adapters)
+            self._made = {key: vlm for key, vlm in self._made.items() if self._loaded.issuperset(adapter for adapter, _ in key)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +89,7 @@ class Worn:
     def key(self, row: int) -> bytes:
         """What the memory of a row's prompt hangs on, besides the prompt: nothing for the model as it is."""
         stack = self.stacks[row] if self.stacks else ()
-        told = [part for adapter, weight in stack for part in (adapter.key, repr(weight).encode())]
-        return digest(self.mark, *told) if told else self.mark
+        return digest(self.mark, *_told(stack)) if stack else self.mark
 
 
 @dataclass(slots=True)
@@ -106,12 +118,12 @@ class Adapters:
         words = {module: update for module, update in updates.items() if module not in there}
         looks = {module: update for module, update in updates.items() if module in there}
         adapter = Adapter(name, secrets.token_bytes(16), MappingProxyType(words), MappingProxyType(looks))
-        self._known = MappingProxyType({**self._known, name: adapter})
+        self._know({**self._known, name: adapter})
 
     def unload(self, name: str) -> None:
-        """Forget one; answers under way keep it to their end. Raises InputError for a name that is not known."""
+        """Forget one, and what sees with it; answers under way keep it to their end. Raises InputError for a name that is not known."""
         self._find(name)
-        self._known = MappingProxyType({known: adapter for known, adapter in self._known.items() if known != name})
+        self._know({known: adapter for known, adapter in self._known.items() if known != name})
 
     def worn(self, spec: AdapterSpec | Sequence[AdapterSpec], rows: int) -> Worn:
         """What so many rows wear: all the same, or a list of what each does. Raises InputError, naming the item, for what cannot be."""
@@ -142,6 +154,10 @@ class Adapters:
         other: VLM = replace(cast(Any, self._eyes.of(vlm, stack)), decoder=merged(vlm.decoder, stack))
         return other, Adapters(Worn((stack,), self.mark).key(0))
 
+    def _know(self, adapters: dict[str, Adapter]) -> None:
+        self._known = MappingProxyType(adapters)
+        self._eyes.keep(adapters.values())
+
     def _find(self, name: object) -> Adapter:
         if isinstance(name, str) and name in self._known:
             return self._known[name]
@@ -149,6 +165,11 @@ class Adapters:
         there = f"there is {', '.join(self._known) or 'none'}: pipe.load_adapter(path, name) adds one"
         there = f"did you mean {close[0]!r}?" if close else there
         raise InputError(f"no adapter {shown(name)} is loaded; {there}", item="adapter")
+
+
+def _told(stack: Stack) -> list[bytes]:
+    """Adapters and their weights, to be digested."""
+    return [part for adapter, weight in stack for part in (adapter.key, repr(weight).encode())]
 
 
 def _sight(vlm: VLM) -> nn.ModuleDict:

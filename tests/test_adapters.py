@@ -1,9 +1,14 @@
 """Adapters in a pipeline and in an engine: what PEFT's own model of a whole VLM says, row by row, streamed, sampled, remembered, merged."""
 
 import dataclasses
+import gc
 import math
 import re
 import shutil
+import sys
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from mmsdk.adapters import Adapters, AdapterSpec
+from mmsdk.adapters import Adapters, AdapterSpec, Worn
 from mmsdk.answer import Answer
 from mmsdk.apps.checkpoints.seeing import WRITERS, compared
 from mmsdk.apps.checkpoints.sight import SightReplica
@@ -246,3 +251,49 @@ def test_names_come_and_go(beside: Beside) -> None:
     pipe.unload_adapter("it")
     with pytest.raises(InputError, match="there is none"):
         pipe.unload_adapter("it")
+
+
+def test_what_sees_with_an_adapter_goes_when_it_is_unloaded(beside: Beside) -> None:
+    """Also when its name is given anew. An answer under way still sees with it, and nothing is kept of that."""
+    pipe = dataclasses.replace(beside.pipe, adapters=Adapters())
+    for kind in ("look", "sight"):
+        pipe.load_adapter(beside.folder / kind, kind)
+
+    def tower(worn: Worn) -> weakref.ref[Any]:
+        eye: Any = worn.eye(pipe.vlm, 0)
+        assert worn.eye(pipe.vlm, 0) is eye
+        return weakref.ref(eye.encoder.backbone.vit)
+
+    looks, both = pipe.adapters.worn("look", 1), pipe.adapters.worn({"look": 1.0, "sight": 0.5}, 1)
+    made, other = [tower(worn) for worn in (looks, both)], tower(pipe.adapters.worn("sight", 1))
+    pipe.load_adapter(beside.folder / "style", "style")
+    gc.collect()
+    assert all(one() is not None for one in (*made, other))
+    pipe.unload_adapter("look")
+    gc.collect()
+    assert all(one() is None for one in made) and other() is not None
+    late: Any = looks.eye(pipe.vlm, 0)
+    again, name = weakref.ref(late.encoder.backbone.vit), late.name
+    assert "look" in name
+    pipe.load_adapter(beside.folder / "look", "sight")
+    del late
+    gc.collect()
+    assert again() is None and other() is None
+
+
+def test_two_threads_that_ask_for_one_eye_get_the_same_one(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, made = dataclasses.replace(beside.pipe, adapters=Adapters()), list[Any]()
+    pipe.load_adapter(beside.folder / "sight", "sight")
+    module = sys.modules[Adapters.__module__]
+    looking = vars(module)["_looking"]
+
+    def slowly(*parts: Any) -> Any:
+        time.sleep(0.1)
+        made.append(looking(*parts))
+        return made[-1]
+
+    monkeypatch.setattr(module, "_looking", slowly)
+    worn = pipe.adapters.worn("sight", 1)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: worn.eye(pipe.vlm, 0), range(2))
+    assert one is other is made[0] and len(made) == 1
