@@ -4,7 +4,7 @@ It is one of its own because under OSMesa only one renderer of a process draws, 
 reads orders from stdin and writes what came of them to stdout, pickled:
 
     ("act", action)   one step of the simulation      -> Seen
-    ("plan", step)    what the expert would do now    -> Planned
+    ("plan", step, n) what the expert would do now    -> Planned, with the number n
     ("look",)         nothing but a look              -> Seen
     ("begin",)        the next episode                -> Seen
 
@@ -74,8 +74,8 @@ class Arena:
             self._acts.append(action)
         return self.look()
 
-    def plan(self, step: int) -> Planned:
-        """What was done since a step, and what the expert would do from now on."""
+    def plan(self, step: int, number: int) -> Planned:
+        """What was done since a step, and what the expert would do from now on, under the number of the order."""
         before = np.empty(mujoco.mj_stateSize(self._model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(self._model, self._data, before, mujoco.mjtState.mjSTATE_INTEGRATION)
         kept = {name: copy.deepcopy(getattr(self._env, name)) for name in REMEMBERED}
@@ -86,7 +86,7 @@ class Arena:
         mujoco.mj_setState(self._model, self._data, before, mujoco.mjtState.mjSTATE_INTEGRATION)
         mujoco.mj_forward(self._model, self._data)
         vars(self._env).update(kept)
-        return Planned(np.stack([*self._acts[step:], *actions]))
+        return Planned(np.stack([*self._acts[step:], *actions]), number)
 
     def close(self) -> None:
         """Give the GL context back."""

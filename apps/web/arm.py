@@ -100,6 +100,7 @@ class Arm:
         self._waiting: list[tuple[Any, ...]] = []
         self._free, self._ended, self._episode = False, False, 1
         self._plans: SimpleQueue[Planned] = SimpleQueue()
+        self._asked = 0
         self._words: deque[str] = deque(maxlen=1)
         self._threads = [Thread(target=each, name="arm", daemon=True) for each in (self._read, self._listen)]
         for thread in self._threads:
@@ -165,7 +166,8 @@ class Arm:
                 raise ModelError("the observation is of too long ago to be planned for")
             while not self._plans.empty():
                 self._plans.get()
-            self._order("plan", step)
+            self._asked += 1
+            self._order("plan", step, self._asked)
         try:
             planned = self._plans.get(timeout=ANSWER)
         except Empty:
@@ -221,7 +223,9 @@ class Arm:
 
     def _take(self, came: Seen | Planned) -> None:
         if isinstance(came, Planned):
-            self._plans.put(came)
+            # one that comes too late is nobody's answer
+            if came.number == self._asked:
+                self._plans.put(came)
         elif came.episode == self._episode:
             self._newest = came
             self._steps.append((came.captured, came.step))

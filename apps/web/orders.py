@@ -26,6 +26,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Actions in the simulation's own numbers, from -1 to 1: those done since a step, and those that the expert would do."""
+    """Actions in the simulation's own numbers, from -1 to 1: those done since a step, and those that the expert would do.
+
+    `number` is that of the order which they answer.
+    """
 
     actions: Float[np.ndarray, "h 4"]
+    number: int

@@ -30,6 +30,7 @@ from mmsdk.apps.web.driving import Run
 from mmsdk.apps.web.looking import Choice, Looker, Upload
 from mmsdk.apps.web.main import opened
 from mmsdk.apps.web.models import Models
+from mmsdk.apps.web.orders import HORIZON
 from mmsdk.apps.web.robot import RobotTab, watched
 from mmsdk.apps.web.watching import Watcher, clip
 from mmsdk.errors import InputError, ModelError
@@ -267,7 +268,7 @@ def test_the_simulated_arm_moves_in_mujoco_and_stops(simulated: None, page: Page
     says(page.locator("#robot-status"), "stopped by the stop button; the robot is at rest")
 
 
-def test_the_script_of_a_task_does_it_and_its_plans_come_true(simulated: None) -> None:
+def test_the_script_of_a_task_does_it_and_its_plans_come_true(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a clock, as fast as it goes: a plan made a few steps late begins at the observation, and the next episode is another one."""
     arm, step = Arm("button-press-topdown", 3), 0
     seen = observed(arm, step)
@@ -280,6 +281,12 @@ def test_the_script_of_a_task_does_it_and_its_plans_come_true(simulated: None) -
             seen = observed(arm, step)
         # what was done since then stands in front
         assert torch.allclose(arm.plan(begun)[:8], plan[:8], atol=1e-9)
+    with monkeypatch.context() as hasty:
+        hasty.setattr("mmsdk.apps.web.arm.ANSWER", 0.0)
+        with pytest.raises(ModelError, match="no plan within"):
+            arm.plan(begun)
+    # that one comes while the next is waited for, which is of now: nothing was done since
+    assert len(arm.plan(seen.stamp.captured)) == HORIZON
     assert arm.outcome == "done" and bool((first - seen.state).abs().max() > 0.05) and picture.std() > 20
     arm.begin()
     again = observed(arm, 0)
