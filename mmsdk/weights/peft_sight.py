@@ -17,6 +17,7 @@ from types import MappingProxyType
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmsdk.errors import ModelError
 from mmsdk.vision.anyres import AnyRes
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.clip import Clip
@@ -101,15 +102,22 @@ def sees(encoder: VisionEncoder, connector: Connector) -> nn.ModuleDict:
 
 
 def rebuilt(encoder: VisionEncoder, connector: Connector, parts: Mapping[str, nn.Module]) -> tuple[VisionEncoder, Connector]:
-    """The encoder and the connector with these in the places of their own `tower` and `projector`."""
+    """The encoder and the connector with these in the places of their own `tower` and `projector`, as `sees` found them.
+
+    Raises ModelError for a backbone that is no value around its transformer.
+    """
     if isinstance(connector, Projected) and "projector" in parts:
         connector = replace(connector, projector=parts["projector"])
+    if "tower" not in parts:
+        # an encoder that nothing is known of sees as before
+        return encoder, connector
     tower = parts["tower"]
     if isinstance(encoder, QwenVL) and isinstance(tower, Tower):
         return replace(encoder, tower=tower), connector
     assert isinstance(encoder, Encoder | Tiled) and isinstance(tower, ViT), "only what these see with has modules"
     backbone = encoder.backbone
-    assert isinstance(backbone, States | Clip | Siglip | Dinov2), "a backbone is a value around its transformer"
+    if not isinstance(backbone, States | Clip | Siglip | Dinov2):
+        raise ModelError(f"adapters cannot change a vision tower within {type(backbone).__name__}; train one without it (exclude_modules)")
     encoder = replace(encoder, backbone=replace(backbone, vit=tower))
     if isinstance(encoder, Tiled) and isinstance(encoder.views, AnyRes) and isinstance(encoder.views.lift, nn.Module):
         encoder = replace(encoder, views=replace(encoder.views, lift=parts["projector"]))
