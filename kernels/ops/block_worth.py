@@ -39,7 +39,7 @@ def block_worth(
     if high.shape[1] == 0 or query.shape[1] % high.shape[1]:
         raise InputError(f"{query.shape[1]} query heads cannot share {high.shape[1]} key-value heads evenly", item="high")
     arguments = query, high, low, bias, scale, together
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (query, high, bias))
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (query, high, low, bias) if x is not None)
     (out,) = _plan(*arguments).run() if launchable(query) and not learns else _reference(*arguments)
     return out
 

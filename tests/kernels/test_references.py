@@ -5,6 +5,7 @@ Whoever adds a file to kernels/ops adds its truth to TRUTHS.
 
 import itertools
 import math
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -603,6 +604,20 @@ def starts(*numbers: int) -> Tensor:
 def test_ka_14_what_does_not_fit_is_refused_by_name(call: Callable[[], object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         call()
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_block_worth_leaves_its_kernel_for_every_gradient_that_is_wanted(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives none. As on a GPU it would be taken here, and fails where it is."""
+    module, generator = sys.modules[block_worth.__module__], torch.Generator().manual_seed(0)
+    monkeypatch.setattr(module, "launchable", lambda query: True)
+    monkeypatch.setattr(module, "_plan", lambda *arguments: pytest.fail("the kernel is taken"))
+    shapes = (1, 2, 3, 8), (1, 1, 4, 8), (1, 1, 4, 8), (1, 1, 4)
+    query, high, low, bias = given = [torch.randn(shape, generator=generator) for shape in shapes]
+    given[place].requires_grad_()
+    block_worth(query, high, low, bias, 1.0, together=False).sum().backward()
+    found = given[place].grad
+    assert found is not None and bool((found != 0).any())
 
 
 def sparse_case(h: int = 2, s: int = 50, t: int = 70, d: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
