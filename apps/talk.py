@@ -1,6 +1,7 @@
 """A conversation as lines of text: what each of them asks for, and what is answered to it, for a person or as JSON."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -146,11 +147,10 @@ class Talk:
         if not path:
             raise InputError("write the path of a file behind it", item="/save")
         file = Path(path)
+        if os.path.lexists(file) and file.absolute() not in self._saved:
+            raise InputError("there is such a file already; name another one", item=path)
         try:
-            with file.open("w" if file.absolute() in self._saved else "x", encoding="utf-8") as opened:
-                json.dump(self._told(), opened, indent=2)
-        except FileExistsError:
-            raise InputError("there is such a file already; name another one", item=path) from None
+            _written(file, json.dumps(self._told(), indent=2))
         except (OSError, ValueError) as error:
             raise InputError(f"it cannot be written: {error}", item=path) from None
         self._saved.add(file.absolute())
@@ -162,6 +162,16 @@ class Talk:
             for turn in self.chat.turns
         ]
         return {"model": self.vlm.name, "system": self.chat.system, "turns": turns}
+
+
+def _written(file: Path, text: str) -> None:
+    """A file with this text, whole or not at all: it is written beside and then moved. Raises OSError and ValueError as the disk does."""
+    beside = file.with_name(f".{file.name}.part")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, file)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def typed() -> bool:

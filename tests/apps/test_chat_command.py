@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmsdk.apps.cli import main
+from mmsdk.apps.talk import Talk
+from mmsdk.errors import InputError
 from mmsdk.models.mini.family import Mini
-from mmsdk.pipeline import pipeline
+from mmsdk.pipeline import Pipeline, pipeline
 
 MEDIA = Path(__file__).parents[2] / "apps" / "media"
 COMMAND = ["chat", "--max-tokens", "3"]
@@ -97,6 +99,31 @@ def test_turns_are_edited_dropped_listed_and_saved(
     assert [error["item"] for error in errors] == [str(saved), "turn", "turn", "turn", "turn", "/video", "/save", "turn"]
     assert "such a file already" in errors[0]["message"] and "they are 1 to 1" in errors[1]["message"]
     assert json.loads(saved.read_text()) == kept
+
+
+def test_a_write_that_breaks_off_leaves_nothing_and_can_be_tried_again(small: Mini, tmp_path: Path) -> None:
+    """No file, or the one that was there; the system itself breaks the write off, at its limit of the length of files."""
+    resource = pytest.importorskip("resource")
+    saved, talk = tmp_path / "talk.json", Talk(Pipeline(small).chat(), small, as_objects=False)
+
+    def broken() -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+        try:
+            with pytest.raises(InputError, match="cannot be written"):
+                talk.take(f"/save {saved}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    broken()
+    assert list(tmp_path.iterdir()) == []
+    talk.take(f"/save {saved}")
+    before = saved.read_text()
+    talk.take("/system Be brief.")
+    broken()
+    assert saved.read_text() == before and list(tmp_path.iterdir()) == [saved]
+    talk.take(f"/save {saved}")
+    assert json.loads(saved.read_text())["system"] == "Be brief."
 
 
 def test_answers_have_the_form_that_was_asked_for(
