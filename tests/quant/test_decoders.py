@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from mmsdk.apps.cli import main
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.native import hasten
 from mmsdk.decoder.quantised import precision, quantise
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
@@ -90,8 +91,9 @@ def test_quantising_a_decoder_in_place_is_reading_it_so(dtype: torch.dtype, smal
     small(True).save_pretrained(tmp_path)
     decoder = read_decoder(tmp_path, torch.float32)
     quantise(decoder, "int4")
-    # the norms are cast before or after, the same
-    assert torch.equal(logits(decoder.to(dtype)), logits(read_decoder(tmp_path, dtype, "int4")))
+    # the norms are cast before or after, the same; what is read goes through C++ where that can be, which rounds less often
+    hasten(decoder.to(dtype))
+    assert torch.equal(logits(decoder), logits(read_decoder(tmp_path, dtype, "int4")))
     assert precision(decoder) == f"int4/{str(dtype).removeprefix('torch.')}"
 
 
