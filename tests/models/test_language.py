@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -61,6 +62,27 @@ def test_answers_are_those_of_transformers(family: str, talk: str, tmp_path: Pat
     assert answer.tokens.prompt == ids.shape[1] and answer.tokens.visual == 0
     assert answer == tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True).lstrip()
     assert pipe([], QUESTION, max_tokens=24, compress="uniform:0.5") == answer
+
+
+# PEFT asks transformers in words that transformers is giving up.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_are_worn_without_sight_too(tmp_path: Path) -> None:
+    model, tokenizer = write("llama", tmp_path / "base", "")
+    pipe = pipeline("image-text-to-text", tmp_path / "base", dtype="float32")
+    plain = pipe([], QUESTION, max_tokens=12)
+    adapted: Any = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "down_proj"])).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.4, generator=generator)
+    adapted.save_pretrained(tmp_path / "style")
+    pipe.load_adapter(tmp_path / "style", "style")
+    ids = tokenizer(QUESTION, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        whole = adapted.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    said = tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True).lstrip()
+    assert pipe([], QUESTION, max_tokens=12, adapter="style") == said != plain == pipe([], QUESTION, max_tokens=12)
 
 
 def test_a_picture_is_refused_and_leaves_the_others_alone(tmp_path: Path) -> None:

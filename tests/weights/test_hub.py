@@ -11,11 +11,15 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from mmsdk.adapters import Adapters
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.families import open_model
+from mmsdk.models.language import blind
+from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.hub import resolve
 
 COMMIT = "a" * 40
@@ -111,9 +115,10 @@ def test_what_was_fetched_in_part_is_completed_and_used_again_without_a_network(
 
 def test_of_an_adapter_settings_and_safetensors_are_fetched_and_nothing_else(hub: Hub) -> None:
     decoder = Decoder(DecoderConfig(vocabulary=8, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, inner=8, context=8))
+    vlm = blind("text alone", decoder, TextTokenizer(Tokenizer(WordLevel({"a": 0}))), "", {}, frozenset())
     hub.files = {"adapter_config.json": b"{}", "adapter_model.bin": b"a pickle", "code.py": b"raise SystemExit", "model.safetensors": b""}
     with pytest.raises(ModelError, match="peft_type"):
-        Adapters().load("org/model", "it", decoder)
+        Adapters().load("org/model", "it", vlm)
     assert hub.fetched() == {"adapter_config.json"}
 
 
