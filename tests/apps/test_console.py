@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import select
 import struct
 import sys
 import termios
@@ -54,16 +55,31 @@ def test_a_person_at_a_terminal_is_told_what_takes_a_while(monkeypatch: pytest.M
     with monkeypatch.context() as patch, os.fdopen(writer, "w") as terminal:
         patch.setattr(sys, "stderr", terminal)
         with busy("loading"):
-            assert os.read(reader, 100) == b"loading ..."
-        assert os.read(reader, 100) == b"\r" + b" " * len("loading ...") + b"\r"
+            assert shown(reader, 11) == b"loading ..."
+        assert shown(reader, 13) == gone(11)
         for item in counted("reading", "ab"):
-            assert os.read(reader, 100).endswith(
-                b"reading [........................] 0/2 ..." if item == "a" else b"[############............] 1/2 ..."
-            )
+            if item == "a":
+                assert shown(reader, 42) == b"reading [........................] 0/2 ..."
+            else:
+                assert shown(reader, 44 + 42) == gone(42) + b"reading [############............] 1/2 ..."
+        assert shown(reader, 44) == gone(42)
         patch.setattr(sys, "stderr", None)
         with busy("loading"):
             pass
     os.close(reader)
+
+
+def gone(letters: int) -> bytes:
+    """What takes a line of so many letters away."""
+    return b"\r" + b" " * letters + b"\r"
+
+
+def shown(terminal: int, size: int) -> bytes:
+    """So many bytes that were written, which come in as many parts as the terminal likes; fewer where no more come for half a minute."""
+    content = b""
+    while len(content) < size and select.select([terminal], [], [], 30)[0]:
+        content += os.read(terminal, size - len(content))
+    return content
 
 
 def test_words_are_broken_only_where_nothing_else_would_do() -> None:
