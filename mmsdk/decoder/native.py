@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Everything, Masks
 from mmsdk.decoder.asking import Asking
-from mmsdk.decoder.large_pages import settle
+from mmsdk.decoder.large_pages import Room, settle
 from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.norm import RMSNorm
@@ -41,15 +41,15 @@ __all__ = ["NativeRun", "NativeStep", "hasten"]
 Part = tuple[Mapping[str, object], str, object, int]
 
 
-def hasten(decoder: Decoder) -> None:
+def hasten(decoder: Decoder, room: Room | None = None) -> None:
     """Let decode steps go through C++, which is compiled at the first time. Nothing happens where that cannot be.
 
-    The weights move to large pages, unless the decoder was made from one whose weights did.
+    The weights move to large pages, unless they were read into such a room, or the decoder was made from one whose weights moved.
     """
     computes = decoder.norm.weight
     if computes.dtype == torch.bfloat16 and computes.device.type == "cpu" and library().functions is not None:
         if decoder.express is no_express:
-            settle(decoder)
+            settle(decoder, room)
         for layer in decoder.layers:
             if isinstance(layer, Layer):
                 layer.shortcut = NativeStep(layer)

@@ -3,7 +3,7 @@
 A table gives, for each tensor of ours, the checkpoint's tensors that are stacked (by rows) to make it; `{i}` is the layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -14,10 +14,13 @@ from torch import Tensor
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.errors import ModelError
 
-__all__ = ["GGUF", "HUGGINGFACE", "Names", "Naming", "Source", "assemble", "joined", "shape_of", "stored", "used"]
+__all__ = ["GGUF", "HUGGINGFACE", "Empty", "Names", "Naming", "Source", "assemble", "empty", "joined", "shape_of", "stored", "used"]
 
 Naming = Callable[[DecoderConfig], Mapping[str, tuple[str, ...]]]
 """For each tensor of a decoder, the checkpoint's tensors that make it."""
+
+Empty = Callable[[Sequence[int], torch.dtype], Tensor]
+"""Makes a tensor that holds anything yet."""
 
 # Choices hang on their last digits, so that they stay in float32, as DeepSeek's own code and transformers keep them.
 _WIDE = ("router.weight", "router.bias", "indexer.weights.weight")
@@ -111,9 +114,14 @@ def stored(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if name.endswith(_WIDE) else dtype
 
 
-def joined(source: Source, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
-    """The tensors stacked by rows. Raises ModelError where one is missing or their shapes do not allow it."""
-    out = torch.empty(shape_of(source, names), dtype=dtype)
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """In the processor's memory, wherever there is some."""
+    return torch.empty(tuple(shape), dtype=dtype)
+
+
+def joined(source: Source, names: tuple[str, ...], dtype: torch.dtype, fresh: Empty = empty) -> Tensor:
+    """The tensors stacked by rows, in what `fresh` makes. Raises ModelError where one is missing or their shapes do not allow it."""
+    out = fresh(shape_of(source, names), dtype)
     for name, part in zip(names, out.split([source.shape(name)[0] for name in names]), strict=True):
         source.read(name, part)
     return out

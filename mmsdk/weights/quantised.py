@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.large_pages import Room
 from mmsdk.decoder.native import hasten
 from mmsdk.decoder.quantised import place, rounded, scheme_of
 from mmsdk.decoder.transformer import Decoder
@@ -18,7 +19,7 @@ from mmsdk.quant.int8 import Int8
 from mmsdk.quant.types import Quantize, Scheme
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.gguf import open_gguf
-from mmsdk.weights.names import GGUF, Naming, Source, joined, shape_of, stored
+from mmsdk.weights.names import GGUF, Naming, Source, empty, joined, shape_of, stored
 
 __all__ = ["Codes", "gguf_decoder", "no_codes", "put_together"]
 
@@ -52,11 +53,15 @@ def put_together(
     """
     table = names(config)
     schemes = {ours: scheme_of(ours, config, quantize) if ours not in wide else "none" for ours in table}
+    shapes = {ours: shape_of(source, theirs) for ours, theirs in table.items()}
+    kept = [Room.needed(shape, stored(ours, dtype)) for ours, shape in shapes.items() if schemes[ours] == "none"]
+    # In the dtype that `hasten` is for they are read to where they stay; another is cast, tensor after tensor, and then they move.
+    room = Room(sum(kept)) if dtype == torch.bfloat16 else None
     # What is to be rounded has a place without memory until then.
     state = {
-        ours: joined(source, theirs, stored(ours, dtype))
+        ours: joined(source, theirs, stored(ours, dtype), empty if room is None else room.take)
         if schemes[ours] == "none"
-        else torch.empty(shape_of(source, theirs), device="meta")
+        else torch.empty(shapes[ours], device="meta")
         for ours, theirs in table.items()
     }
     decoder = Decoder.of(config, state)
@@ -64,7 +69,7 @@ def put_together(
         scheme = schemes[ours]
         if scheme != "none":
             place(decoder, ours, _matrix(source, theirs, scheme, codes))
-    hasten(decoder)
+    hasten(decoder, room)
     return decoder
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmsdk.decoder.large_pages import LEAST, settle
+from mmsdk.decoder.large_pages import LEAST, Room, settle
 
 
 class Tied(nn.Module):
@@ -51,3 +51,18 @@ def test_each_has_a_storage_of_its_own_and_may_be_copied_and_written_to() -> Non
 
 def test_a_module_without_weights_is_left_alone() -> None:
     settle(nn.Identity())
+
+
+def test_a_room_gives_places_that_do_not_overlap_and_stay_where_they_are() -> None:
+    shapes = [(300, 70), (5,), (0, 3), (128, 64)]
+    room = Room(sum(Room.needed(shape, torch.bfloat16) for shape in shapes))
+    tensors = [room.take(shape, torch.bfloat16).fill_(number) for number, shape in enumerate(shapes)]
+    assert all(
+        (tensor == number).all() and tensor.shape == shape for number, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True))
+    )
+    assert room.holds(tensors[0])
+    assert not room.holds(torch.empty(3))
+    module = nn.Linear(70, 300, bias=False)
+    module.weight.data = tensors[0]
+    settle(module, room)
+    assert module.weight.data_ptr() == tensors[0].data_ptr()
