@@ -301,8 +301,9 @@ class Engine:
 
     def _say(self, jobs: Sequence[Job], hidden: Float[Tensor, "b d"]) -> list[Event]:
         logits = self._pipe.vlm.decoder.logits(hidden)
-        # the host waits once for all of them
-        best = logits.argmax(-1).masked_fill_(~logits.amax(-1).isfinite(), -1).tolist()
+        likeliest = logits.argmax(-1, keepdim=True)
+        # What is no number counts as the largest. The host waits once for all of them.
+        best = likeliest.masked_fill(~logits.gather(-1, likeliest).isfinite(), -1)[:, 0].tolist()
         return [job.say(token, row[None]) for job, token, row in zip(jobs, best, logits, strict=True)]
 
     def _make_room(self) -> None:
