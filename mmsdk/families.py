@@ -70,7 +70,7 @@ def open_model(
         return _bundled(name, None, name, dtype, device, quantize, gguf_file)
     if "/" not in name and not Path(name).is_dir():
         close = difflib.get_close_matches(name, NAMED, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(NAMED)}"
+        hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(NAMED)}."
         raise ModelError(f'there is no model {name!r}; {hint} A folder or "org/name" works too, of a supported family: {_supported()}')
     kind = _kind(name, resolve(name, [SETTINGS, *map(adapter_name, NAMED)]))
     if kind in NAMED:
