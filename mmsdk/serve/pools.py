@@ -44,9 +44,34 @@ def pool_of(memory: Memory, shape: Shape, rows: int, tokens: int, chunk: int) ->
     raise InputError(f"an engine has no pool for {type(memory).__name__}; choose paged, bits such as int8, or a policy", item="kv")
 
 
-class PagedPool:
+class InPages:
+    """What pools of blocks have in common, exact or rounded."""
+
+    blocks: Pages | RoundedPages
+
+    def empty(self) -> KVCache:
+        """See `Pool`."""
+        return PagedCache.empty(self.blocks, 1)
+
+    def joined(self, caches: Sequence[KVCache]) -> KVCache:
+        """See `Pool`."""
+        return _joined(caches)
+
+    def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
+        """See `Pool`."""
+        left = _paged(cache).select(torch.tensor(rows)) if rows else self.empty()
+        self.release(cache)
+        return left
+
+    def release(self, cache: KVCache) -> None:
+        """See `Pool`."""
+        _paged(cache).release()
+
+
+class PagedPool(InPages):
     """One pool of exact blocks, and the prompts that are still in it."""
 
+    blocks: Pages
     rereads = True
     page = PAGE
     most = sys.maxsize
@@ -93,24 +118,6 @@ class PagedPool:
             self._prefixes.evict(len(cache.position))
         return _paged(cache).fits(1)
 
-    def empty(self) -> KVCache:
-        """See `Pool`."""
-        return PagedCache.empty(self.blocks, 1)
-
-    def joined(self, caches: Sequence[KVCache]) -> KVCache:
-        """See `Pool`."""
-        return _joined(caches)
-
-    def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
-        """See `Pool`."""
-        left = _paged(cache).select(torch.tensor(rows)) if rows else self.empty()
-        self.release(cache)
-        return left
-
-    def release(self, cache: KVCache) -> None:
-        """See `Pool`."""
-        _paged(cache).release()
-
     def clear(self) -> None:
         """See `Pool`."""
         self._prefixes.clear()
@@ -120,9 +127,10 @@ class PagedPool:
         return self.blocks.blocks.held - self.blocks.blocks.idle
 
 
-class RoundedPool:
+class RoundedPool(InPages):
     """One pool of exact blocks for what is recent, and one of rounded ones; nothing is remembered of past prompts."""
 
+    blocks: RoundedPages
     rereads = False
     page = 0
 
@@ -163,24 +171,6 @@ class RoundedPool:
     def goes_on(self, cache: KVCache) -> bool:
         """Whoever was let in has room."""
         return True
-
-    def empty(self) -> KVCache:
-        """See `Pool`."""
-        return PagedCache.empty(self.blocks, 1)
-
-    def joined(self, caches: Sequence[KVCache]) -> KVCache:
-        """See `Pool`."""
-        return _joined(caches)
-
-    def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
-        """See `Pool`."""
-        left = _paged(cache).select(torch.tensor(rows)) if rows else self.empty()
-        self.release(cache)
-        return left
-
-    def release(self, cache: KVCache) -> None:
-        """See `Pool`."""
-        _paged(cache).release()
 
     def clear(self) -> None:
         """Nothing."""

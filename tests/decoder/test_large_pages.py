@@ -49,8 +49,11 @@ def test_each_has_a_storage_of_its_own_and_may_be_copied_and_written_to() -> Non
     assert (twin.codes != 7).any()
 
 
-def test_a_module_without_weights_is_left_alone() -> None:
-    settle(nn.Identity())
+def test_small_weights_and_none_at_all_are_left_alone() -> None:
+    small = nn.Linear(4, 4)
+    before = small.weight.data_ptr()
+    settle(nn.Sequential(nn.Identity(), small))
+    assert small.weight.data_ptr() == before
 
 
 def test_a_room_gives_places_that_do_not_overlap_and_stay_where_they_are() -> None:
