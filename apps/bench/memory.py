@@ -1,6 +1,6 @@
 """Memories: quality, bytes and speed of every policy at five budgets, on long text, needles, long clips and streams, beside the full cache.
 
-mmsdk bench memory --json                            a quarter of an hour on two cores
+mmsdk bench memory --json                            about half an hour on two cores
 mmsdk bench memory:quick=true                        seconds: little is asked, and it says little
 mmsdk bench memory:plot=docs/images/memory.svg       draws quality against budget
 mmsdk bench memory:saved=rows.jsonl                  writes each suite there when it is done, and goes on from there
@@ -63,11 +63,11 @@ class Memory:
     texts: int = 2
     longest: int = 7936
     tokens: int = 16
-    needles: int = 2
+    needles: int = 6
     hidden: int = 2048
-    clips: int = 6
+    clips: int = 12
     slower: int = 3
-    streams: int = 6
+    streams: int = 8
     frames: int = 64
     endless: int = 10_000
     window: int = 1024
