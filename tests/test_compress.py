@@ -1,4 +1,6 @@
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,3 +90,16 @@ def test_what_names_no_method_is_told_how_to_write_one(spec: object) -> None:
 def test_more_than_there_is() -> None:
     with pytest.raises(BudgetError, match="16 visual tokens"):
         compression("uniform:100")([tokens_of(4, 4)])
+
+
+def test_the_method_that_the_guide_adds_is_one() -> None:
+    """What docs/compression.md would have in a file keeps the tokens of largest norm."""
+    page = (Path(__file__).parents[1] / "docs" / "compression.md").read_text(encoding="utf-8")
+    file = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[-1]
+    module: dict[str, object] = {"__name__": "loudest"}
+    exec(compile(file, "loudest.py", "exec", dont_inherit=True), module)
+    loudest, image = module["Loudest"], tokens_of(4, 4)
+    assert isinstance(loudest, type)
+    (result,) = Compression((Step(loudest(), 4),))([image])
+    wanted = image.features.norm(dim=1).topk(4).indices.sort().values
+    assert torch.equal(result.tokens.features, image.features[wanted]) and result.audit.method == "loudest"

@@ -81,13 +81,16 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 def test_every_method_has_a_page_with_its_knobs_and_its_paper(site: Path) -> None:
-    package = "mmsdk.tokencomp.methods"
-    for name in plugins.available(package):
-        page = (site / "methods" / "compress" / f"{name}.html").read_text(encoding="utf-8")
-        for knob, default in plugins.knobs(package, name).items():
-            row = re.search(rf"<td><code>{knob}</code></td>\n<td>.*</td>\n<td><code>(.*)</code></td>", page)
-            assert row is not None and eval(row[1]) == eval(default), f"{name}: {knob}"
-    for family, name in (("video-attention", "svg2"), ("attention", "mla"), ("heads", "pi0"), ("kv", "rounding")):
+    folders = {"compress": "mmsdk.tokencomp.methods", "policies": "mmsdk.kv.policies", "step-caches": "mmsdk.diffusion.step_caches"}
+    folders |= {"video-attention": "mmsdk.diffusion.attention.methods"}
+    for folder, package in folders.items():
+        for name in plugins.available(package):
+            page = (site / "methods" / folder / f"{name}.html").read_text(encoding="utf-8")
+            for knob, default in plugins.knobs(package, name).items():
+                row = re.search(rf"<td><code>{knob}</code></td>\n<td>.*</td>\n<td><code>(.*)</code></td>", page)
+                assert default == "required" or (row is not None and eval(row[1]) == eval(default)), f"{name}: {knob}"
+    papers = {"video-attention": "svg2", "attention": "mla", "heads": "pi0", "kv": "rounding", "layers": "moe", "chunking": "rtc"}
+    for family, name in (*papers.items(), ("robot-memory", "dual")):
         assert "https://arxiv.org/abs/" in (site / "methods" / family / f"{name}.html").read_text(encoding="utf-8")
 
 
@@ -143,3 +146,25 @@ def test_the_drawing_takes_the_colours_of_the_page(site: Path) -> None:
     assert (
         '<div class="drawing" role="img" aria-label="Packages' in page and "var(--ink" in page and "<img" not in page.split("<article")[1]
     )
+
+
+def test_the_table_of_compression_is_the_kept_result(making: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each method and medium, shares of what the uncompressed model answers, and whole answers beside; nothing without one."""
+
+    def row(method: str, media: str, share: float, accuracy: float | None, speedup: float) -> dict[str, str | float | None]:
+        told = {"method": method, "stage": "projector", "media": media, "retention": share, "batch": 4, "n": 50, "accuracy": accuracy}
+        return told | {"accuracy_full": 0.8, "compress_ms": 6.0, "speedup": speedup}
+
+    methods = ("identity", "deft", "braco-trained")
+    shares = {"identity": (1.0,), "deft": (0.25, 0.1, 0.01), "braco-trained": (11 / 256,)}
+    rows = [row(name, media, share, 0.4 + share / 4, 1.5) for name in methods for media in ("image", "clip") for share in shares[name]]
+    rows += [row("identity", "clip of 16 frames", 1.0, None, 1.0), row("tome", "clip of 16 frames", 0.1, None, 2.25)]
+    hardware, versions = {"cpu": "a processor", "cores": 2, "memory_gb": 8}, {"commit": "abc", "torch": "2"}
+    result = {"command": "mmsdk bench compress --json", "hardware": hardware, "versions": versions, "rows": rows}
+    choice = import_module("choice")
+    monkeypatch.setattr(choice, "kept_result", lambda name: result if name == "compress" else None)
+    made = choice.choice_table()
+    assert made.count("| deft | projector | 58 % | 53 % | 50 % | 1.5 | 1.50 |") == 2 and "2.25 times with `tome`" in made
+    assert "braco-trained, at 4.3%: 51 %" in made and "identity |" not in made and "50 questions" in made
+    monkeypatch.setattr(choice, "kept_result", lambda name: None)
+    assert choice.choice_table() == "No result of `mmsdk bench compress` is kept yet."

@@ -1,181 +1,117 @@
-"""Compression on mini: every method at every retention, on held-out pictures and clips: answers, time of each stage, bytes, fidelity."""
+"""Compression on mini: every method at five budgets, on held-out pictures and clips: answers, time of each stage, bytes, fidelity.
 
-import statistics
+mmsdk bench compress --json                            some twenty minutes on two cores
+mmsdk bench compress:quick=true                        little is asked of everything, and it says little
+mmsdk bench compress:methods=deft+uniform              some methods, and `identity`, the uncompressed model
+mmsdk bench compress:plot=docs/images/compression.svg  draws accuracy against tokens and against time
+mmsdk bench compress:saved=rows.jsonl                  writes each method there when it is done, and goes on from there
+"""
+
+import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from mmsdk import plugins
-from mmsdk.answer import Timings
+from mmsdk.apps.compression.asked import drawn
+from mmsdk.apps.compression.costs import long_clips
+from mmsdk.apps.compression.plot import drawn as plotted
+from mmsdk.apps.compression.table import completed, end_rows, method_rows
 from mmsdk.apps.console import Cell
-from mmsdk.apps.train_mini.clips import Clip
-from mmsdk.apps.train_mini.features import Sample, draw, media_of
-from mmsdk.apps.train_mini.scenes import Artist, Scene
-from mmsdk.apps.train_mini.wording import QA
-from mmsdk.compress import METHODS, Compression, compression, named
+from mmsdk.apps.memory.saved import Rows, resumed
+from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.compress import METHODS
 from mmsdk.errors import InputError
-from mmsdk.generate.config import GenerationConfig
-from mmsdk.generate.loop import collect, generate
-from mmsdk.kv.types import KVCache
-from mmsdk.models.mini.family import Mini, load
-from mmsdk.stages import Clock, Prepared, prepare
-from mmsdk.tokencomp.fidelity import fidelity
-from mmsdk.tokencomp.types import Compressor, Thinner
-from mmsdk.vision.types import Media, VisualTokens
+from mmsdk.models.mini.family import load
 from mmsdk.weights import pull
 
 __all__ = ["Compress"]
 
-RETENTIONS = (0.5, 0.25, 0.1, 0.05, 0.01)
-_TYPES = {"image": ("object", "colour", "place", "relation", "yes/no"), "clip": ("direction", "order", "object", "yes/no")}
+FLOORS = ("identity", "random", "uniform")
+MEDIA = ("image", "clip")
+# Beside a method at a budget: what finds its own, and what was trained for others.
+MORE = {"dora": "dora-adaptive", "braco": "braco-trained"}
+# Each leaves a tenth of a clip's tokens. The last two leave the encoder less to do as well.
+ENDS = (("simplecluster:0.1",), ("deft:0.1",), ("tome:0.1",), ("tome:0.2", "simplecluster:0.5"))
+END = "end to end"
+
 _SEED = 1_000_011
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    media: Media
-    qa: QA
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What a set of questions gave: right answers, medians over batches in ms, bytes of the cache after prefill per question."""
-
-    right: int
-    timings: Timings
-    kv_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
 class Compress:
-    """Short questions with one right answer, answered greedily through the pipeline's own stages, at batch 4 and at batch 1.
+    """`images` pictures and `clips` clips are asked up to `each` short questions with one right answer. `methods` are names joined by "+".
 
-    `methods` is all of them, or names joined by "+"; every retention runs after the full model on the same questions. A method whose
-    needs an input does not meet (frames, for the methods of clips) is left out for that input, and that is said.
+    Accuracy is that of greedy answers and does not depend on the batch. Times are medians of `repeats` batches with `tokens` said; methods
+    that leave the encoder alone are given what it made, so that `encode_ms` is measured once for all of them. Last, batches of 4 clips of
+    `frames` frames go from pixels to answers of 16 tokens, `pairs` times with a tenth of their tokens and with all, in turn.
     """
 
-    images: int = 64
-    clips: int = 24
-    single: int = 12
+    images: int = 48
+    clips: int = 40
+    each: int = 4
+    repeats: int = 3
+    tokens: int = 8
+    frames: int = 16
+    pairs: int = 5
     methods: str = "all"
     seed: int = _SEED
+    plot: str = ""
+    saved: str = ""
+    quick: bool = False
 
     def __call__(self) -> list[dict[str, Cell]]:
         """Rows {method, stage, media, retention, batch, n, accuracy, accuracy_full, encode_ms, compress_ms, prefill_ms, decode_ms,
-        kv_bytes, nqe, coverage}; milliseconds are those of one batch, bytes those of one question, the last two None inside a model."""
-        vlm = load("mini", None, torch.bfloat16, torch.device("cpu"))
-        names = plugins.available(METHODS) if self.methods == "all" else self.methods.split("+")
-        rows: list[dict[str, Cell]] = []
-        with tqdm(total=2 * 2 * (1 + (len(names) - 1) * len(RETENTIONS)), desc="compress", unit="run", mininterval=2) as bar:
-            for kind, asked in self._asked().items():
-                tokens = [item for one in asked for item in vlm.encoder([one.media])]
-                for batch, questions in ((4, asked), (1, asked[: self.single])):
-                    _run(vlm, Compression(), questions[:batch], batch)  # memory is touched and threads are awake
-                    full = _run(vlm, Compression(), questions, batch)
-                    for name, share in _plan(names):
-                        spec = compression("identity" if share == 1.0 else f"{name}:{share}")
-                        found = full if share == 1.0 else _tried(vlm, spec, questions, batch)
-                        bar.update()
-                        if found is not None:
-                            loss = _fidelity(vlm, spec, tokens[: len(questions)])
-                            rows.append(_row(name, spec, kind, share, batch, len(questions), found, full, loss))
+        kv_bytes, nqe, coverage, speedup}; milliseconds are those of one batch, bytes those of one question.
+
+        `nqe` and `coverage` are None inside a model. `speedup` is the time of the uncompressed model over a row's, all stages summed; where
+        clips go end to end, the median of pairs. What a method is not made for is left out, and that is said. With `quick` all sizes are
+        small whatever is said. Raises InputError for sizes and names that cannot be.
+        """
+        if self.quick:
+            return dataclasses.replace(self, images=4, clips=4, each=1, repeats=1, tokens=2, frames=4, pairs=1, quick=False)()
+        for name in ("images", "clips", "each", "repeats", "tokens", "frames", "pairs"):
+            if getattr(self, name) < 1:
+                raise InputError(f"it is {getattr(self, name)}, it must be at least 1", item=name)
+        parts = [*(f"{media} {name}" for name in self._names() for media in MEDIA), END]
+        rows = completed(self._measured(parts))
+        if self.plot:
+            Path(self.plot).write_text(plotted(rows), encoding="utf-8")
         return rows
 
-    def _asked(self) -> dict[str, list[_Asked]]:
-        """A question each about held-out pictures and clips, the types in turn."""
+    def _names(self) -> list[str]:
+        """The uncompressed model and the floors first, and behind all methods what is more than a method at a budget."""
+        known = plugins.available(METHODS)
+        asked = known if self.methods == "all" else self.methods.split("+")
+        for name in asked:
+            if name not in known:
+                raise InputError(f"{name!r} is not known; join some of {', '.join(known)} by +, or write all", item="methods")
+        ordered = dict.fromkeys((*FLOORS, *known))
+        return [*(name for name in ordered if name in (*asked, "identity")), *(more for name, more in MORE.items() if name in asked)]
+
+    def _measured(self, parts: Sequence[str]) -> Rows:
+        """The rows of all parts; all inputs are drawn and encoded once."""
+        vlm = load("mini", None, torch.bfloat16, torch.device("cpu"))
         artist = Artist(pull("emoji")["images"], pull("photos")["images"], held_out=True)
-        return {
-            "image": _questions(draw(artist, self.seed, 4 * self.images, 0, 0), "image", self.images),
-            "clip": _questions(draw(artist, self.seed, 0, 0, 4 * self.clips), "clip", self.clips),
-        }
+        counts = {"image": self.images, "clip": self.clips}
+        about = {media: drawn(vlm, artist, media, counts[media], self.each, self.seed) for media in MEDIA}
 
+        def measure(part: str) -> Iterator[dict[str, Cell]]:
+            if not bar.n:
+                # what a file held takes no time
+                bar.initial = bar.n = parts.index(part)
+            bar.set_postfix_str(part)
+            if part == END:
+                yield from end_rows(vlm, ENDS, long_clips(artist, 4, self.frames, self.seed), f"clip of {self.frames} frames", self.pairs)
+            else:
+                media, _, name = part.partition(" ")
+                yield from method_rows(vlm, name, media, about[media], self.tokens, self.repeats)
+            bar.update()
 
-def _questions(items: Iterator[Scene | Clip], kind: str, most: int) -> list[_Asked]:
-    """Pictures that cannot be asked what is due are passed over."""
-    found: list[_Asked] = []
-    for number, item in enumerate(items):
-        sample = Sample(None, item) if isinstance(item, Clip) else Sample(item, None)
-        due = _TYPES[kind][len(found) % len(_TYPES[kind])]
-        fitting = [qa for qa in sample.questions(np.random.default_rng((_SEED, number))) if qa.type == due]
-        if fitting and len(found) < most:
-            found.append(_Asked(media_of(item), fitting[0]))
-    return found
-
-
-def _plan(names: Sequence[str]) -> Iterator[tuple[str, float]]:
-    yield "identity", 1.0
-    yield from ((name, share) for name in names if name != "identity" for share in RETENTIONS)
-
-
-def _tried(vlm: Mini, spec: Compression, asked: Sequence[_Asked], batch: int) -> _Run | None:
-    """None, with the reason on the screen, where the method is not made for such inputs."""
-    try:
-        return _run(vlm, spec, asked, batch)
-    except InputError as error:
-        tqdm.write(f"{named(spec.steps[0].method)} left out: {error}")
-        return None
-
-
-def _run(vlm: Mini, spec: Compression, asked: Sequence[_Asked], batch: int) -> _Run:
-    right, times, held = 0, [], 0
-    for start in range(0, len(asked), batch):
-        some = asked[start : start + batch]
-        clock = Clock(torch.device("cpu"))
-        ready = prepare(vlm, spec, [(one.media, one.qa.question) for one in some], 16, clock)
-        for error in ready.errors.values():
-            raise error
-        held += _bytes(ready.context.cache if ready.context else None, vlm.decoder.config.layers)
-        with clock.stage("decode"):
-            said = _said(vlm, ready)
-        right += sum(text.strip() == one.qa.answer for text, one in zip(said, some, strict=True))
-        times.append(clock.timings)
-    return _Run(right, _median(times), held / len(asked))
-
-
-def _said(vlm: Mini, ready: Prepared) -> list[str]:
-    assert ready.context is not None, "no row failed"
-    configs = [GenerationConfig(max_tokens=16)] * len(ready.rows)
-    steps = generate(vlm.decoder, ready.context.hidden, ready.context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids)
-    return [row.text for row in collect(steps, len(configs))]
-
-
-def _bytes(cache: KVCache | None, layers: int) -> int:
-    """Keys and values of true entries, padding left out."""
-    if cache is None:
-        return 0
-    views = [cache.view(layer) for layer in range(layers)]
-    return sum(2 * int(v.lengths.sum()) * v.keys.shape[1] * v.keys.shape[3] * v.keys.element_size() for v in views)
-
-
-def _median(times: Sequence[Timings]) -> Timings:
-    return Timings(**{stage: statistics.median(asdict(t)[stage] for t in times) for stage in asdict(times[0])})
-
-
-def _fidelity(vlm: Mini, spec: Compression, tokens: Sequence[VisualTokens]) -> tuple[float, float] | None:
-    """Mean error and coverage of a step between encoder and decoder, in the space that it works in; none where it works inside either.
-
-    A method that asks is not told a question here.
-    """
-    if not all(isinstance(step.method, Compressor) and not isinstance(step.method, Thinner) for step in spec.steps):
-        return None
-    between = tokens
-    if spec.behind.steps:
-        embedded = zip(tokens, vlm.connect(tokens), strict=True)
-        between = [replace(item, features=features) for item, features in embedded]
-    found = [fidelity(full, short) for full, short in zip(between, spec(between), strict=True)]
-    return statistics.mean(f.nqe for f in found), statistics.mean(f.coverage for f in found)
-
-
-def _row(
-    name: str, spec: Compression, media: str, share: float, batch: int, n: int, run: _Run, full: _Run, loss: tuple[float, float] | None
-) -> dict[str, Cell]:
-    stage = "encoder" if spec.inside_encoder else "decoder" if spec.inside_decoder else "projector"
-    took = run.timings
-    return {
-        "method": name, "stage": stage, "media": media, "retention": share, "batch": batch, "n": n, "accuracy": run.right / n,
-        "accuracy_full": full.right / n, "encode_ms": took.encode, "compress_ms": took.compress, "prefill_ms": took.prefill,
-        "decode_ms": took.decode, "kv_bytes": run.kv_bytes, "nqe": loss[0] if loss else None, "coverage": loss[1] if loss else None,
-    }  # fmt: skip
+        with tqdm(total=len(parts), desc="compress", unit="part", mininterval=2) as bar:
+            if not self.saved:
+                return [row for part in parts for row in measure(part)]
+            return resumed(Path(self.saved), repr(dataclasses.replace(self, methods="all", plot="", saved="")), parts, measure)

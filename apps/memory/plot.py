@@ -6,11 +6,11 @@ from itertools import islice
 
 from mmsdk.apps.console import Cell
 
-__all__ = ["drawn"]
+__all__ = ["COLOURS", "STYLE", "curve", "drawn", "legend"]
 
 _PANEL, _GAP, _LEFT, _TOP, _KEY = (250, 190), 54, 58, 44, 18
-_COLOURS = "#4269d0 #efb118 #ff725c #6cc5b0 #3ca951 #ff8ab7 #a463f2 #97bbf5 #9c6b4e #e15759 #2f8f9d #b07aa1 #d4a373 #7f8fa6".split()
-_STYLE = (
+COLOURS = "#4269d0 #efb118 #ff725c #6cc5b0 #3ca951 #ff8ab7 #a463f2 #97bbf5 #9c6b4e #e15759 #2f8f9d #b07aa1 #d4a373 #7f8fa6 #c23b8f".split()
+STYLE = (
     "text{font:12px sans-serif;fill:#333}.t{font-weight:bold}.a{stroke:#888;fill:none}.g{stroke:#8884;fill:none}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 )
@@ -23,18 +23,18 @@ def drawn(rows: Sequence[Mapping[str, Cell]]) -> str:
     shown = [row for row in rows if isinstance(row["budget"], float) and isinstance(row["quality"], float) and row["budget"] < 1]
     suites = list(dict.fromkeys(str(row["suite"]) for row in shown))
     policies = list(dict.fromkeys(str(row["policy"]) for row in shown))
-    colours = {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(policies)}
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(policies)}
     panels = [_panel(suite, [row for row in shown if row["suite"] == suite], colours) for suite in suites]
     columns = min(2, max(1, len(panels)))
     lines = -(-len(panels) // columns)
     width = _LEFT + columns * (_PANEL[0] + _GAP)
     height = _TOP + lines * (_PANEL[1] + _GAP + 22) + _KEY * -(-len(policies) // 4) + 12
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">']
-    parts.append(f"<style>{_STYLE}</style>")
+    parts.append(f"<style>{STYLE}</style>")
     for place, panel in enumerate(panels):
         x, y = _LEFT + place % columns * (_PANEL[0] + _GAP), _TOP + place // columns * (_PANEL[1] + _GAP + 22)
         parts.append(f'<g transform="translate({x},{y})">{panel}</g>')
-    parts.append(_legend(colours, height - _KEY * -(-len(policies) // 4), width))
+    parts.append(legend(colours, height - _KEY * -(-len(policies) // 4), width))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -59,11 +59,12 @@ def _panel(suite: str, rows: Sequence[Mapping[str, Cell]], colours: Mapping[str,
     parts.append(f'<path class="a" stroke-dasharray="5 4" d="M0 {full:.1f}H{width}"/>')
     for name, colour in colours.items():
         points = [at(row) for row in sorted(rows, key=lambda row: -_number(row["budget"])) if row["policy"] == name]
-        parts.append(_line(points, colour, thick=name in ("window", "streaming")))
+        parts.append(curve(points, colour, thick=name in ("window", "streaming")))
     return "".join(parts)
 
 
-def _line(points: Sequence[Point], colour: str, thick: bool) -> str:
+def curve(points: Sequence[Point], colour: str, thick: bool) -> str:
+    """A line with a dot at every point."""
     if not points:
         return ""
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -71,7 +72,8 @@ def _line(points: Sequence[Point], colour: str, thick: bool) -> str:
     return f'<path fill="none" stroke="{colour}" stroke-width="{3 if thick else 1.6}" d="M{path}"/>{dots}'
 
 
-def _legend(colours: Mapping[str, str], y: int, width: int) -> str:
+def legend(colours: Mapping[str, str], y: int, width: int) -> str:
+    """Names in their colours, four in a line, from the height y on."""
     names, parts = iter(colours.items()), list[str]()
     step = (width - 20) // 4
     while line := list(islice(names, 4)):

@@ -34,7 +34,7 @@ class Chart:
     unit: str = ""
     scale: float = 1.0
     whole: float = 0.0
-    only: tuple[str, str] = ("", "")
+    only: tuple[str, Cell] = ("", "")
 
 
 CHARTS = (
@@ -53,7 +53,7 @@ CHARTS = (
     Chart("reach", "Beyond the length it was trained at", "A value found again, by attention and length; chance is 1 in 8.",
           ("attention", "length"), (("accuracy", "right"),), "%", 100.0, 1.0),
     Chart("compress", "Accuracy at a budget", "Each method at its share of tokens.", ("method", "media", "retention"),
-          (("accuracy", "right"),), "%", 100.0, 1.0),
+          (("accuracy", "right"),), "%", 100.0, 1.0, only=("batch", 4)),
     Chart("decode", "Decoding", "Tokens a second of one answer.", ("engine", "weights"), (("decode_tok_s", "tokens a second"),)),
     Chart("levels", "Three levels of attention", "GB of keys and values in a model of 43 layers, and uncompressed.",
           ("level",), (("bytes", "as kept"), ("bytes_uncompressed", "uncompressed")), "GB", 1e-9, only=("model", "v4-flash, bfloat16")),

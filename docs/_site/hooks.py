@@ -8,6 +8,7 @@ from pathlib import Path
 from posixpath import relpath
 from typing import Any
 
+from choice import choice_table
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -58,9 +59,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
     """Fill in tables, and let links to files of the repository lead to pages, or nowhere."""
-    for marker, table in (("<!-- methods -->", method_tables), ("<!-- benchmarks -->", bench_tables)):
-        if marker in markdown:
-            markdown = markdown.replace(marker, table())
+    made = {"methods": method_tables, "benchmarks": bench_tables, "choice": choice_table}
+    for name, table in made.items():
+        if f"<!-- {name} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {name} -->", table())
     place = page.file.src_uri
     file = Path(BORROWED.get(place, f"docs/{place}"))
     parts = _CODE.split(markdown)

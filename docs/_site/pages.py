@@ -7,7 +7,7 @@ from typing import Any
 
 from sources import BENCHES, FAMILIES, ROOT, Family, Field, Method, Public, methods
 
-__all__ = ["bench_page", "bench_tables", "example_page", "method_page", "method_tables", "prose"]
+__all__ = ["bench_page", "bench_tables", "example_page", "kept_result", "method_page", "method_tables", "prose", "table", "where"]
 
 RESULTS = ROOT / "benchmarks" / "results"
 FEW = 12  # rows of a result that the page of all benches shows
@@ -49,15 +49,15 @@ def method_tables() -> str:
             }
             for method in methods(family)
         ]
-        parts.append(f"## {family.title}\n\n{family.about}\n\n{_table(rows)}")
+        parts.append(f"## {family.title}\n\n{family.about}\n\n{table(rows)}")
     return "\n\n".join(parts)
 
 
 def bench_page(method: Method) -> str:
     """The page of a bench: what it measures, its knobs, and all rows of the result that is kept."""
     first, _, rest = method.text.partition("\n\n")
-    result = _result(method.name)
-    kept = f"{_where(result)}\n\n{_rows(result['rows'])}" if result else "No result of this bench is kept yet."
+    result = kept_result(method.name)
+    kept = f"{where(result)}\n\n{_rows(result['rows'])}" if result else "No result of this bench is kept yet."
     head = [f"---\ntitle: {method.name}\n---", f"# {method.name}", f"{prose(first)}\n{{: .lead }}", prose(rest)]
     return "\n\n".join(part for part in [*head, *_plugin(BENCHES, method), "## Result", kept] if part) + "\n"
 
@@ -66,14 +66,14 @@ def bench_tables() -> str:
     """Every bench that has a kept result with its first rows, and the names of the others."""
     parts, without = [], []
     for method in methods(BENCHES):
-        result, link = _result(method.name), f"[{method.name}]({method.name}.md)"
+        result, link = kept_result(method.name), f"[{method.name}]({method.name}.md)"
         if result is None:
             without.append({"bench": link, "what it measures": _inline(method.first)})
             continue
         rows = result["rows"]
         more = f"\n\n[All {len(rows)} rows]({method.name}.md)" if len(rows) > FEW else ""
-        parts.append(f"## {method.name}\n\n{_inline(method.first)}\n\n{_where(result)}\n\n{_rows(rows[:FEW])}{more}")
-    return "\n\n".join([*parts, f"## Without a kept result\n\n{_table(without)}"])
+        parts.append(f"## {method.name}\n\n{_inline(method.first)}\n\n{where(result)}\n\n{_rows(rows[:FEW])}{more}")
+    return "\n\n".join([*parts, f"## Without a kept result\n\n{table(without)}"])
 
 
 def example_page() -> str:
@@ -159,19 +159,20 @@ def _public(public: Public) -> str:
 
 def _fields(what: str, fields: Sequence[Field]) -> str:
     rows = [{what: _code(field.name), "type": _code(field.kind), "default": _code(field.default)} for field in fields]
-    return _table(rows)
+    return table(rows)
 
 
 def _code(text: str) -> str:
     return f"<code>{re.sub('[<>|]', lambda found: _SPECIAL[found[0]], text)}</code>" if text else ""
 
 
-def _result(name: str) -> dict[str, Any] | None:
+def kept_result(name: str) -> dict[str, Any] | None:
+    """The result of a bench that the repository keeps, if there is one."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def _where(result: Mapping[str, Any]) -> str:
+def where(result: Mapping[str, Any]) -> str:
     """What a result was measured with, in one line."""
     hardware, versions = result["hardware"], result["versions"]
     machine = [hardware["cpu"], hardware.get("gpu", ""), f"{hardware['cores']} cores, {hardware['memory_gb']} GB"]
@@ -180,7 +181,7 @@ def _where(result: Mapping[str, Any]) -> str:
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    return _table([{name: _cell(value) for name, value in row.items()} for row in rows])
+    return table([{name: _cell(value) for name, value in row.items()} for row in rows])
 
 
 def _cell(value: Any) -> str:
@@ -193,7 +194,7 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
+def table(rows: Sequence[Mapping[str, str]]) -> str:
     """A table; a column in which only numbers stand is set to the right."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     right = {name: all(re.fullmatch(r"[-\d.,e+]*", row.get(name, "")) for row in rows) for name in names}

@@ -1,11 +1,13 @@
 """DivPrune, CDPruner and P4Q: tokens that differ, against exhaustive references in double precision."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 import torch
 from torch import Tensor
 
+from mmsdk.compress import compression
 from mmsdk.errors import InputError, PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.fake_quant import fake_quantise
@@ -121,6 +123,21 @@ def test_p4q_chooses_by_the_copies_and_keeps_the_originals(tokens_of: Tokens, bi
     (result,) = method([source], [Budget(6)])
     assert kept(result) == reference_p4q(torch.tensor(copies), 6, None)
     assert torch.equal(result.tokens.features, before[kept(result)]) and torch.equal(source.features, before)
+
+
+def test_what_p4q_calibrates_on_is_what_it_deploys(tokens_of: Tokens) -> None:
+    """The seam of calibration: its record, the fields and the budget, makes the same selector again, whose rows are those of the model's
+    inputs; and what statistics are taken of is not what all tokens would give."""
+    source, query = tokens_of((1, 4, 5), seed=5, width=24), torch.randn(3, 24, generator=torch.Generator().manual_seed(6))
+    record = {"amount": 0.3, **asdict(P4Q(bits=3, scale="tensor", relevance=0.25))}
+    amount, *knobs = (str(value) if name == "amount" else f"{name}={value}" for name, value in record.items())
+    spec = compression(f"p4q:{','.join((amount, *knobs))}")
+    assert spec.steps[0].method == P4Q(bits=3, scale="tensor", relevance=0.25) and spec.steps[0].amount == 0.3
+    (selected,) = P4Q(bits=3, scale="tensor", relevance=0.25)([source], [Budget(6)], [query])
+    (entering,) = spec.entering([source], [query])
+    rows = entering.compressed.tokens.features
+    assert torch.equal(rows, selected.tokens.features) and torch.equal(rows, source.features[kept(selected)])
+    assert not torch.allclose(torch.cov(rows.T), torch.cov(source.features.T))
 
 
 def test_fake_quantisation_keeps_zero_and_the_largest_entry() -> None:

@@ -1,0 +1,112 @@
+"""The table of compression: a row for each method, medium, budget and batch, and for clips that go from pixels to answers."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from tqdm import tqdm
+
+from mmsdk.apps.compression.answers import right
+from mmsdk.apps.compression.asked import Asked
+from mmsdk.apps.compression.costs import Cost, cost, lost, paired, run
+from mmsdk.apps.console import Cell
+from mmsdk.compress import Compression, compression
+from mmsdk.errors import InputError
+from mmsdk.models.types import VLM
+from mmsdk.stages import Question
+from mmsdk.tokencomp.coder import read_coder
+
+__all__ = ["RETENTIONS", "completed", "end_rows", "method_rows", "stage_of"]
+
+RETENTIONS = (0.5, 0.25, 0.1, 0.05, 0.01)
+
+_BATCHES = (4, 1)
+_STAGES = ("encode", "compress", "prefill", "decode")
+_TOGETHER, _COMPARED, _SAID = 4, 12, 16
+
+
+def method_rows(vlm: VLM, name: str, media: str, asked: Sequence[Asked], tokens: int, repeats: int) -> Iterator[dict[str, Cell]]:
+    """The rows of one method on pictures or on clips; what it is not made for is left out, with the reason on the screen.
+
+    `name` is "identity", a method, "dora-adaptive", which finds its own budget, or "braco-trained", at what its coder was trained for.
+    """
+    for share, text in _specs(name, media):
+        spec, pixels = compression(text), name == "identity"
+        try:
+            answers = right(vlm, spec, asked, _TOGETHER)
+            costs = {batch: cost(vlm, spec, asked[:batch], tokens, repeats, pixels) for batch in _BATCHES}
+        except InputError as error:
+            tqdm.write(f"{text} left out for {media}s: {error}", file=sys.stderr)
+            continue
+        loss = lost(vlm, spec, [one.encoded.tokens for one in asked[:_COMPARED]])
+        for batch, one in costs.items():
+            yield _row(name, spec, media, share or one.kept, batch, (len(answers), sum(answers) / len(answers)), one, loss)
+
+
+def end_rows(vlm: VLM, plans: Sequence[Sequence[str]], items: Sequence[Question], media: str, pairs: int) -> Iterator[dict[str, Cell]]:
+    """A row for no compression and one for each plan, a list of steps, from the pixels of a batch to 16 tokens said.
+
+    Every plan runs once beforehand, for nothing; those that the inputs are too small for are left out.
+    """
+    specs = {"identity": Compression()} | {" + ".join(step.partition(":")[0] for step in plan): compression(list(plan)) for plan in plans}
+    for name, spec in list(specs.items()):
+        try:
+            run(vlm, spec, items, _SAID)
+        except InputError as error:
+            tqdm.write(f"{name} left out for a {media}: {error}", file=sys.stderr)
+            del specs[name]
+    for (name, spec), (one, speedup) in zip(specs.items(), paired(vlm, list(specs.values()), items, _SAID, pairs), strict=True):
+        yield _row(name, spec, media, one.kept, len(items), (pairs, None), one, None, speedup)
+
+
+def completed(rows: Sequence[dict[str, Cell]]) -> list[dict[str, Cell]]:
+    """Rows beside the uncompressed model's of the same medium and batch: its accuracy, how many times its time, and, for methods that leave
+    the encoder alone, its encoder's time."""
+    whole = {(one["media"], one["batch"]): one for one in rows if one["method"] == "identity"}
+    return [_beside(one, whole[one["media"], one["batch"]]) for one in rows]
+
+
+def stage_of(spec: Compression) -> str:
+    """Where the steps work, from the encoder on; no step at all counts to the projector."""
+    inside, within = len(spec.inside_encoder), len(spec.inside_decoder)
+    parts = (("encoder", inside), ("projector", len(spec.steps) - inside - within), ("decoder", within))
+    return "+".join(name for name, steps in parts if steps) or "projector"
+
+
+def _specs(name: str, media: str) -> list[tuple[float | None, str]]:
+    """What a name stands for: the share of tokens that is asked for, where one is, and how it is asked for."""
+    if name == "identity":
+        return [(1.0, name)]
+    if name == "dora-adaptive":
+        return [(None, "dora")]
+    if name == "braco-trained":
+        counts = sorted((count for kind, count in read_coder("mini", torch.device("cpu")).sets if kind == media), reverse=True)
+        return [(None, f"braco:{count},coder=mini") for count in counts]
+    return [(share, f"{name}:{share}") for share in RETENTIONS]
+
+
+def _row(
+    name: str, spec: Compression, media: str, share: float, batch: int, found: tuple[int, float | None], cost: Cost,
+    lost: tuple[float, float] | None, speedup: float | None = None,
+) -> dict[str, Cell]:  # fmt: skip
+    """A row before it is `completed`. `found` are how many questions were asked, or pairs were timed, and the share of right answers."""
+    took = cost.timings
+    return {
+        "method": name, "stage": stage_of(spec), "media": media, "retention": share, "batch": batch, "n": found[0], "accuracy": found[1],
+        "accuracy_full": None, "encode_ms": took.encode, "compress_ms": took.compress, "prefill_ms": took.prefill,
+        "decode_ms": took.decode, "kv_bytes": cost.kv_bytes, "nqe": lost[0] if lost else None, "coverage": lost[1] if lost else None,
+        "speedup": speedup,
+    }  # fmt: skip
+
+
+def _beside(one: dict[str, Cell], whole: dict[str, Cell]) -> dict[str, Cell]:
+    if one["speedup"] is not None:
+        # paired, and from pixels on
+        return one
+    encode = one["encode_ms"] if str(one["stage"]).startswith("encoder") else whole["encode_ms"]
+    filled = one | {"accuracy_full": whole["accuracy"], "encode_ms": encode}
+    return filled | {"speedup": _total(whole) / _total(filled)}
+
+
+def _total(one: dict[str, Cell]) -> float:
+    return sum(float(value) for stage in _STAGES if isinstance(value := one[f"{stage}_ms"], int | float))

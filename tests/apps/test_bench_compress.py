@@ -1,0 +1,45 @@
+"""The bench of compression as a whole, on small random parts in the place of mini: its rows, what it leaves out, and how it goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from mmsdk.apps.bench import compress
+from mmsdk.apps.bench.compress import Compress
+from mmsdk.errors import InputError
+from mmsdk.models.mini.family import Mini
+
+KEYS = (
+    "method stage media retention batch n accuracy accuracy_full encode_ms compress_ms prefill_ms decode_ms kv_bytes nqe coverage speedup"
+)
+
+
+def test_rows_of_methods_and_of_whole_answers(
+    small: Mini, emoji: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compress, "load", lambda *args: small)
+    plot, saved = tmp_path / "plot.svg", tmp_path / "rows.jsonl"
+    bench = Compress(methods="deft+tome", quick=True, plot=str(plot), saved=str(saved))
+    rows = bench()
+    assert all(list(row) == KEYS.split() for row in rows)
+    of = [row for row in rows if row["method"] == "deft" and row["media"] == "clip"]
+    assert [(row["retention"], row["batch"]) for row in of] == [
+        (share, batch) for share in (0.5, 0.25, 0.1, 0.05, 0.01) for batch in (4, 1)
+    ]
+    assert all(row["n"] == 4 and row["nqe"] is None and row["accuracy_full"] is not None for row in of)
+    held = [float(str(row["kv_bytes"])) for row in of if row["batch"] == 4]
+    assert held == sorted(held, reverse=True)
+    # of sixteen patches two blocks of this encoder leave four
+    assert {row["retention"] for row in rows if row["method"] == "tome" and row["media"] == "image"} == {0.5, 0.25}
+    assert "tome:0.1 left out for images" in capsys.readouterr().err
+    ends = {row["method"]: row for row in rows if row["media"] == "clip of 4 frames"}
+    assert set(ends) == {"identity", "simplecluster", "deft"} and ends["identity"]["speedup"] == 1.0
+    assert plot.read_text(encoding="utf-8").startswith("<svg")
+    # all of it is known by now
+    assert Compress(methods="deft+tome", quick=True, saved=str(saved))() == rows
+
+
+@pytest.mark.parametrize(("knobs", "hint"), [({"methods": "dift"}, "'dift' is not known"), ({"clips": 0}, "clips")])
+def test_what_cannot_be_measured_is_named(knobs: dict[str, str | int], hint: str) -> None:
+    with pytest.raises(InputError, match=hint):
+        Compress(**knobs)()
