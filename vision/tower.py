@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmsdk.errors import ModelError
 from mmsdk.kernels.ops.rope import rope
+from mmsdk.vision.native import Native, everywhere
 from mmsdk.vision.taps import attention_mean
 
 __all__ = ["Tower", "TowerActivation", "TowerConfig", "TowerOutput"]
@@ -163,25 +164,34 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "b n d"], angles: Angles, grid: Grid, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The stream after the layer, and its queries, its keys before they turn and after [b h n e]."""
-        query, key, value = self.inside(x)
+        native = self.native(x)
+        query, key, value = self.inside(x, native)
         turned_query, turned = angles(query, key)
-        x = self.add(x, attended(turned_query, turned, value, grid, window))
-        return self.feed(x), turned_query, key, turned
+        x = self.add(x, attended(turned_query, turned, value, grid, window), native)
+        return self.feed(x, native), turned_query, key, turned
 
-    def inside(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
+    def native(self, x: Float[Tensor, "b n d"]) -> Native | None:
+        """What takes its place for such a stream, if anything does."""
+        if self.mlp.gated:
+            return None
+        return Native.of(x, (self.qkv, self.o, self.mlp.up, self.mlp.down), (self.norm1, self.norm2), (), self.mlp.kind)
+
+    def inside(self, x: Float[Tensor, "b n d"], native: Native | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [b h n e]."""
         b, n, _ = x.shape
-        query, key, value = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.norm1(x)) if native is None else native.project(x)
+        query, key, value = qkv.view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         return query, key, value
 
-    def add(self, x: Float[Tensor, "b n d"], seen: Float[Tensor, "b h n e"]) -> Float[Tensor, "b n d"]:
+    def add(self, x: Float[Tensor, "b n d"], seen: Float[Tensor, "b h n e"], native: Native | None = None) -> Float[Tensor, "b n d"]:
         """The stream after attention."""
-        after: Tensor = x + self.o(seen.transpose(1, 2).flatten(2))
+        mixed = seen.transpose(1, 2).flatten(2)
+        after: Tensor = x + self.o(mixed) if native is None else native.add(x, mixed)
         return after
 
-    def feed(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    def feed(self, x: Float[Tensor, "b n d"], native: Native | None = None) -> Float[Tensor, "b n d"]:
         """The stream after the MLP."""
-        after: Tensor = x + self.mlp(self.norm2(x))
+        after: Tensor = x + self.mlp(self.norm2(x)) if native is None else native.feed(x)
         return after
 
 
@@ -193,7 +203,7 @@ class MLP(nn.Module):
         self.gate: nn.Module = nn.Linear(config.width, config.hidden) if config.gated else nn.Identity()
         self.up = nn.Linear(config.width, config.hidden)
         self.down = nn.Linear(config.hidden, config.width)
-        self.gated, self.activation = config.gated, _ACTIVATIONS[config.activation]
+        self.gated, self.kind, self.activation = config.gated, config.activation, _ACTIVATIONS[config.activation]
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """The MLP's update."""
@@ -236,7 +246,7 @@ def attended(
 ) -> Float[Tensor, "b h n e"]:
     """Attention over each step, or within each of its windows, which are smaller at the right and the lower edge."""
     if not window or max(grid) <= window:
-        return F.scaled_dot_product_attention(query, key, value)
+        return everywhere(query, key, value)
     planes = [x.unflatten(2, grid) for x in (query, key, value)]
     out = torch.empty_like(planes[0])
     for top, bottom, tall in _strips(grid[0], window):

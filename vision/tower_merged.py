@@ -29,18 +29,19 @@ def merged(tower: Tower, patches: Float[Tensor, "b n c"], grid: tuple[int, int],
     for number, block in enumerate(tower.blocks):
         assert isinstance(block, Block)
         before, count = groups, plan.counts[number] if plan.counts else groups.count
-        query, key, value = block.inside(x)
+        native = block.native(x)
+        query, key, value = block.inside(x, native)
         turned_query, turned = tower.angles(*places.unbind(-1))(query, key)
         windowed = config.window and number not in config.full
         bias = _bias(before, places, config.window if windowed else 0)
-        x = block.add(x, F.scaled_dot_product_attention(turned_query, turned, value, bias.to(x.dtype)))
+        x = block.add(x, F.scaled_dot_product_attention(turned_query, turned, value, bias.to(x.dtype)), native)
         if number == config.scored:
             received = attention_mean(turned_query, turned, before.bias).mean(dim=1)
             score = received[..., None], key.transpose(1, 2).flatten(2), before
         if count < before.count:
             groups = before.joined(before.target(plan.by, Inside(x, query, key, before.size, 0), count), count)
             x, places = before.carry(x, groups), before.carry(places, groups)
-        x = block.feed(x)
+        x = block.feed(x, native)
         if number in config.deep:
             merger = tower.deep[config.deep.index(number)]
             assert isinstance(merger, Merger)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmsdk.errors import InputError, ModelError
+from mmsdk.vision.native import Native, everywhere
 from mmsdk.vision.packed import Rows, attention, filled, received
 from mmsdk.vision.prune import Pruning, View
 from mmsdk.vision.shorten import WHOLE, Groups, Inside, Shortening
@@ -98,12 +99,12 @@ class ViT(nn.Module):
             x, groups = Groups.begin(x, first, area, area.order(view, x.device))
         for i, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            before, count = groups, shortening.counts[i] if shortening.counts else groups.count
-            x, query, key = block.attend(x, before.bias)
+            before, count, native = groups, shortening.counts[i] if shortening.counts else groups.count, block.native(x)
+            x, query, key = block.attend(x, before.bias, native)
             if count < before.count:
                 groups = before.joined(before.target(shortening.by, Inside(x, query, key, before.size, before.first), count), count)
                 x = before.carry(x, groups)
-            x = block.feed(x)
+            x = block.feed(x, native)
             recorder(i, query, key, x, before, groups)
         x = self.norm(x)
         return ViTOutput(x[:, groups.first :], x[:, :first], recorder.values(groups), groups)
@@ -122,8 +123,9 @@ class ViT(nn.Module):
                 ran[rows.token] = i
                 index, rows = rows.narrowed(agent(View(i, depth, x[:count], received(query, key, rows), rows)))
                 x = x if len(index) == count else filled(x[index])
-            x, query, key = block.attend_rows(x, rows)
-            x = block.feed(x)
+            native = block.native(x)
+            x, query, key = block.attend_rows(x, rows, native)
+            x = block.feed(x, native)
             recorder(i, query, key, x[: len(rows.token)], rows)
         ran[rows.token] = depth
         states = rows.padded(self.norm(x[: len(rows.token)]))
@@ -168,23 +170,36 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.add2 = add(width)
 
-    def attend(self, x: Float[Tensor, "b n d"], bias: Float[Tensor, "b n"] | None) -> tuple[Tensor, Tensor, Tensor]:
+    def native(self, x: Float[Tensor, "*b d"]) -> Native | None:
+        """What takes its place for such a stream, if anything does."""
+        scales = (self.add1.scale, self.add2.scale) if isinstance(self.add1, ScaledAdd) and isinstance(self.add2, ScaledAdd) else ()
+        return Native.of(x, (self.qkv, self.o, self.mlp.up, self.mlp.down), (self.norm1, self.norm2), scales, self.mlp.kind)
+
+    def attend(
+        self, x: Float[Tensor, "b n d"], bias: Float[Tensor, "b n"] | None, native: Native | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The stream after attention [b n d], and the layer's queries and keys [b h n e]; `bias` is added to each key's scores."""
         b, n, d = x.shape
-        query, key, value = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        added = None if bias is None else bias.to(query.dtype)[:, None, None].expand(-1, -1, n, -1)
-        mixed = F.scaled_dot_product_attention(query, key, value, added).transpose(1, 2).reshape(b, n, d)
-        return self.add1(x, self.o(mixed)), query, key
+        qkv = self.qkv(self.norm1(x)) if native is None else native.project(x)
+        query, key, value = qkv.view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        if bias is None:
+            seen = everywhere(query, key, value)
+        else:
+            seen = F.scaled_dot_product_attention(query, key, value, bias.to(query.dtype)[:, None, None].expand(-1, -1, n, -1))
+        mixed = seen.transpose(1, 2).reshape(b, n, d)
+        return self.add1(x, self.o(mixed)) if native is None else native.add(x, mixed), query, key
 
-    def attend_rows(self, x: Float[Tensor, "k d"], rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def attend_rows(self, x: Float[Tensor, "k d"], rows: Rows, native: Native | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The same for packed rows, filled or not: the stream [k d], queries and keys [s h e] of what is no filling."""
-        query, key, value = self.qkv(self.norm1(x))[: len(rows.token)].unflatten(1, (3, self.heads, -1)).unbind(1)
+        qkv = self.qkv(self.norm1(x)) if native is None else native.project(x)
+        query, key, value = qkv[: len(rows.token)].unflatten(1, (3, self.heads, -1)).unbind(1)
         mixed = attention(query, key, value, rows).flatten(1)
-        return self.add1(x, self.o(mixed if len(mixed) == len(x) else filled(mixed))), query, key
+        mixed = mixed if len(mixed) == len(x) else filled(mixed)
+        return self.add1(x, self.o(mixed)) if native is None else native.add(x, mixed), query, key
 
-    def feed(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+    def feed(self, x: Float[Tensor, "*b d"], native: Native | None = None) -> Float[Tensor, "*b d"]:
         """The stream after the MLP."""
-        out: Tensor = self.add2(x, self.mlp(self.norm2(x)))
+        out: Tensor = self.add2(x, self.mlp(self.norm2(x))) if native is None else native.feed(x)
         return out
 
 
@@ -195,7 +210,7 @@ class MLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(config.width, config.hidden * (2 if config.activation == "swiglu" else 1))
         self.down = nn.Linear(config.hidden, config.width)
-        self.activation = _ACTIVATIONS[config.activation]
+        self.kind, self.activation = config.activation, _ACTIVATIONS[config.activation]
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The MLP's update."""

@@ -46,6 +46,9 @@ _SIGNATURES = {
     "project_many": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "finish_many": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "attend_many": (_POINTER, _POINTER),
+    "block_project": (_POINTER, _POINTER, _POINTER, _LONG),
+    "block_add": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
+    "block_feed": (_POINTER, _POINTER, _POINTER, _LONG),
 }
 
 

@@ -24,7 +24,7 @@ from mmsdk.decoder.compressor import Step, past_of
 from mmsdk.decoder.deepseek_v4_config import DIGITS, DeepseekV4Config
 from mmsdk.decoder.hashed import HashedMLP, RoutedMLP
 from mmsdk.decoder.hyper import HyperConnection, HyperHead, spread
-from mmsdk.decoder.linear import Linear, product
+from mmsdk.decoder.linear import Linear, scores
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Unscaled
 from mmsdk.decoder.trailing import TrailingRope
@@ -165,7 +165,7 @@ class DeepseekV4Decoder(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32."""
-        return product(hidden, self.head.weight).float()
+        return scores(hidden, self.head.weight)
 
     def among(self, rows: Sequence[int]) -> "DeepseekV4Decoder":
         """The decoder of these rows of the batch: the same for all."""

@@ -23,7 +23,7 @@ from mmsdk.attention.types import Attention
 from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.latent import LatentAttention
-from mmsdk.decoder.linear import Linear, product
+from mmsdk.decoder.linear import Linear, scores
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.moe import MixedMLP, Mixture
 from mmsdk.decoder.norm import RMSNorm
@@ -280,8 +280,11 @@ class Decoder(nn.Module):
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32. Pass only the tokens that need them: the vocabulary is the largest matrix."""
         # A tied decoder has no head, unless both ends of it stand on one matrix in fewer bits.
-        scores: Tensor = product(hidden, self.embedding.weight) if isinstance(self.head, nn.Identity) else self.head(hidden)
-        return scores.float()
+        end = self.embedding if isinstance(self.head, nn.Identity) else self.head
+        if type(end) is nn.Embedding or type(end) is Linear:
+            return scores(hidden, end.weight)
+        found: Tensor = end(hidden)
+        return found.float()
 
     def among(self, rows: Sequence[int]) -> "Decoder":
         """The decoder of these rows of the batch, by their places in it: the same, unless rows have adapters (`mmsdk.decoder.adapted`)."""

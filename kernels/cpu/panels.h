@@ -1,0 +1,138 @@
+// Products of a matrix with many rows of x, by tiles of AMX, summed in float32.
+//
+// Weights stay as they are for decoding. Some of their rows at a time are laid across (int8 and int4 become bfloat16 on the way) into a
+// panel near the core, which all rows of x then meet. Letters: m rows of x, n rows of a matrix, k columns.
+
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "many.h"
+
+namespace {
+
+// Rows of x at a time, for who keeps what lies between two products, and bytes of a panel.
+constexpr long MOST = 512, PANEL = 256 << 10;
+
+void int8_across(const int8_t *w, long rows, long k, bf16 *to) {
+    for (long c = 0; c < k; c += 32, to += SIZE) {
+        __m512i r[16];
+        for (long i = 0; i < 16; i++) {
+            if (i >= rows) {
+                r[i] = _mm512_setzero_si512();
+                continue;
+            }
+            const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + i * k + c))));
+            const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(w + i * k + c + 16))));
+            r[i] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        }
+        transpose(r);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(to + 32 * i, r[i]);
+    }
+}
+
+// Codes lie across as they are stored.
+void int4_across(const Matrix &a, long tile, bf16 *to) {
+    const long groups = (a.columns + a.group - 1) / a.group, blocks = groups * a.group / BLOCK;
+    const __m512i table = centred(), upper = _mm512_set1_epi32(0xffff0000);
+    const uint8_t *codes = (const uint8_t *)a.weights + tile * blocks * 64;
+    for (long b = 0; b < a.columns / BLOCK; b++, codes += 64) {
+        const __m512i told = _mm512_loadu_si512(a.scales + (tile * groups + b * BLOCK / a.group) * 2 * TILE);
+        const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(told, 16)), zero = _mm512_castsi512_ps(_mm512_and_si512(told, upper));
+        const __m512i four = _mm512_loadu_si512(codes);
+        for (int j = 0; j < 4; j++, to += 32) {
+            const __m512i two = _mm512_permutexvar_epi16(_mm512_srli_epi16(four, 4 * j), table);
+            const __m512 even = _mm512_fmadd_ps(scale, _mm512_castsi512_ps(_mm512_slli_epi32(two, 16)), zero);
+            const __m512 odd = _mm512_fmadd_ps(scale, _mm512_castsi512_ps(_mm512_and_si512(two, upper)), zero);
+            _mm512_store_si512(to, in_turn(even, odd));
+        }
+    }
+}
+
+// Sixteen rows of a matrix from this one on, a multiple of sixteen where they are in int4. The scales of int8 come later.
+void lay_across(const Matrix &a, long row, bf16 *to) {
+    const long k = a.columns, rows = std::min(TILE, a.rows - row);
+    if (a.kind == WIDE) across((const bf16 *)a.weights + row * k, k, rows, k, to);
+    if (a.kind == INT8) int8_across((const int8_t *)a.weights + row * k, rows, k, to);
+    if (a.kind == INT4) int4_across(a, row / TILE, to);
+}
+
+// What belongs to sixteen columns of a product.
+struct Columns {
+    long at;
+    __mmask16 lanes;
+    __m512 scale, bias;
+    bool scaled;
+    Columns(const Matrix &a, long at) : at(at), lanes(live(std::max(0l, a.rows - at))), scaled(a.kind == INT8) {
+        scale = scaled ? wide(lanes, a.scales + at) : _mm512_set1_ps(1);
+        bias = a.bias ? wide(lanes, a.bias + at) : _mm512_setzero_ps();
+    }
+    __m512 operator()(const float *c) const { return _mm512_fmadd_ps(_mm512_load_ps(c), scale, bias); }
+};
+
+// An even number of tiles for a panel, so that the threads end together.
+long panel_tiles(long tiles, long k, long threads) {
+    const long most = std::max(2l, PANEL / (k * 2 * TILE) / 2 * 2);
+    long best = 2, cost = tiles * threads * 2;
+    for (long size = 2; size <= most; size += 2) {
+        const long each = (up(tiles, size) / size + threads - 1) / threads * size;
+        if (each <= cost) best = size, cost = each;
+    }
+    return best;
+}
+
+// A product of 32 rows and 32 columns that is yet to be taken.
+struct Taken {
+    alignas(64) float c[PAIR * PAIR];
+    long begin, rows, left, right;
+};
+
+// x[m, k] times a matrix, its tiles in the order of `row_of`: take(row of x, first column and what belongs to sixteen, twice, and values).
+// To be called by all threads of a region, which wait for each other at the end.
+template <class RowOf, class Take>
+void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, Take take) {
+    static thread_local Kept<bf16> panels, tails;
+    const long k = a.columns, steps = k / 32, threads = omp_get_num_threads(), size = panel_tiles(tiles, k, threads);
+    const long panels_all = up(tiles, size) / size, blocks = up(m, PAIR) / PAIR;
+    const long parts = std::min(blocks, (threads + panels_all - 1) / panels_all);
+    bf16 *panel = panels.of(size * k * TILE), *tail = tails.of(PAIR * k);
+    if (m % PAIR) {
+        const long rest = m % PAIR * k;
+        std::copy_n(x + m / PAIR * PAIR * k, rest, tail);
+        std::fill_n(tail + rest, PAIR * k - rest, (bf16)0);
+    }
+    const auto row = [=](long t) { return t < tiles ? row_of(t) : a.rows; };
+    Taken both[2];
+    for (Taken &one : both) one.rows = one.left = one.right = 0;
+    long turn = 0;
+    const long each = (PAIR + steps - 1) / steps;
+    const auto take_rows = [&](const Taken &done, const Columns &left, const Columns &right, long from, long to) {
+        for (long i = from; i < std::min(to, done.rows); i++)
+            take(done.begin + i, left, right, left(done.c + i * PAIR), right(done.c + i * PAIR + 16));
+    };
+#pragma omp for schedule(static, 1)
+    for (long task = 0; task < panels_all * parts; task++) {
+        const long first = task / parts * size, count = std::min(size, up(tiles - first, 2)), part = task % parts;
+        const long begin = blocks * part / parts, end = blocks * (part + 1) / parts;
+        for (long t = first; t < std::min(first + count, tiles); t++) lay_across(a, row_of(t), panel + (t - first) * k * TILE);
+        for (long block = begin; block < end; block++) {
+            const long rows = std::min(PAIR, m - block * PAIR);
+            const bf16 *from = rows < PAIR ? tail : x + block * PAIR * k;
+            for (long t = 0; t < count; t += 2, turn ^= 1) {
+                const bf16 *b = panel + t * k * TILE;
+                const Taken &done = both[turn ^ 1];
+                const Columns left(a, done.left), right(a, done.right);
+                four<false>(from, from + 16 * k, 2 * k, 32, b, first + t + 1 < tiles ? b + k * TILE : b, SIZE, steps, both[turn].c,
+                            [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); });
+                both[turn].begin = block * PAIR, both[turn].rows = rows;
+                both[turn].left = row(first + t), both[turn].right = row(first + t + 1);
+            }
+        }
+        take_rows(both[turn ^ 1], Columns(a, both[turn ^ 1].left), Columns(a, both[turn ^ 1].right), 0, PAIR);
+        both[turn ^ 1].rows = 0;
+    }
+}
+
+}  // namespace
