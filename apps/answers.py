@@ -12,8 +12,10 @@ from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.constrain import Constraint
 from mmsdk.generate.logprobs import Likely, Said
 from mmsdk.models.types import Tokenizer
+from mmsdk.vision.intake import ANIMATED, check
+from mmsdk.vision.values import cause
 
-__all__ = ["Form", "as_json", "config_of", "form_of", "tell_notes"]
+__all__ = ["Form", "as_json", "check_shown", "config_of", "form_of", "tell_notes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,21 @@ def as_json(answer: Answer, model: str, tokenizer: Tokenizer) -> dict[str, objec
     return told
 
 
-def tell_notes(answer: Answer) -> None:
-    """Say on stderr what of the pictures and clips was not looked at."""
+def check_shown(path: str) -> None:
+    """Raises InputError where a word of a command line cannot be a picture or a clip; nothing is fetched from anywhere."""
+    if path.lower().startswith(("http:", "https:")):
+        raise InputError("addresses are not fetched from here; download it first", item=path)
+    if path.lower().startswith("file:"):
+        raise InputError("file: addresses are not followed from here; pass the path itself", item=path)
+    check(path)
+
+
+def tell_notes(answer: Answer, moving: str = "in `mmsdk chat`, /video reads them all") -> None:
+    """Say on stderr what of the pictures and clips was not looked at; `moving` is how an animation is read as a clip here."""
     for sight in answer.sights:
         for note in sight.notes:
-            print(f"mmsdk: {sight.source}: {note}", file=sys.stderr)
+            told = f"{note.partition(';')[0]}; {moving}" if note == ANIMATED else note
+            print(f"mmsdk: {sight.source}: {told}", file=sys.stderr)
 
 
 def _likely(one: Said | Likely, tokenizer: Tokenizer) -> dict[str, object]:
@@ -89,4 +101,4 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"the schema cannot be read: {error}", item=path) from None
+        raise InputError(f"the schema cannot be read: {cause(error)}", item=path) from None

@@ -21,6 +21,7 @@ from mmsdk.answer import Sight
 from mmsdk.errors import InputError
 from mmsdk.tokencomp.audit import owners
 from mmsdk.vision.types import Image, Media
+from mmsdk.vision.values import cause
 
 __all__ = ["check_path", "draw", "panels", "save"]
 
@@ -84,7 +85,7 @@ def save(page: PIL.Image.Image, path: Path) -> None:
     try:
         page.save(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"a picture of {page.width}x{page.height} cannot be written there: {error}", item=str(path)) from error
+        raise InputError(f"a picture of {page.width}x{page.height} cannot be written there: {cause(error)}", item=str(path)) from error
 
 
 def _row(item: Media, sight: Sight) -> list[Panel]:

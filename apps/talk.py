@@ -9,13 +9,14 @@ from pathlib import Path
 
 from mmsdk.answer import Answer
 from mmsdk.answering import Stream
-from mmsdk.apps.answers import Form, as_json, tell_notes
+from mmsdk.apps.answers import Form, as_json, check_shown, tell_notes
 from mmsdk.apps.arguments import near
 from mmsdk.chat import Chat, Exchange
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.models.types import VLM
-from mmsdk.vision.intake import check, load, load_video
+from mmsdk.vision.intake import load, load_video
 from mmsdk.vision.types import Media
+from mmsdk.vision.values import cause
 
 __all__ = ["HELP", "Talk", "note", "typed"]
 
@@ -97,14 +98,14 @@ class Talk:
 
     def _say(self, pieces: Stream) -> None:
         answer = pieces.answer if self.as_objects else _printed(pieces)
-        tell_notes(answer)
+        tell_notes(answer, "/video reads them all")
         if self.as_objects:
             print(json.dumps(as_json(answer, self.vlm.name, self.vlm.tokenizer)), flush=True)
 
     def _show(self, name: str, path: str) -> None:
         if not path:
             raise InputError("write the path of a picture or a clip behind it", item=name)
-        check(path)
+        check_shown(path)
         self.shown.append(load_video(path) if name == "/video" else load(path))
         note(f"{path} goes with the next question")
 
@@ -125,8 +126,11 @@ class Talk:
             place = int(number)
         except ValueError:
             raise InputError(f"{number!r} is no number of a turn; /turns lists them", item="turn") from None
+        if not count:
+            raise InputError("nothing was asked yet", item="turn")
         if place == 0 or abs(place) > count:
-            raise InputError(f"there is no turn {place}; " + (f"they are 1 to {count}" if count else "nothing was asked yet"), item="turn")
+            told = "there is one, and it is turn 1" if count == 1 else f"they are 1 to {count}"
+            raise InputError(f"there is no turn {place}; {told}, and -1 is the last one", item="turn")
         return place - 1 if place > 0 else place
 
     def _forgotten(self, turn: Exchange) -> None:
@@ -152,7 +156,8 @@ class Talk:
         try:
             _written(file, json.dumps(self._told(), indent=2))
         except (OSError, ValueError) as error:
-            raise InputError(f"it cannot be written: {error}", item=path) from None
+            # it is written beside, by another name
+            raise InputError(f"it cannot be written: {cause(error)}", item=path) from None
         self._saved.add(file.absolute())
         note(f"{len(self.chat.turns)} turns are in {path}")
 

@@ -13,6 +13,13 @@ from mmsdk.generate.config import GenerationConfig as GenerationConfig
 from mmsdk.legibility import LegibilityWarning as LegibilityWarning
 from mmsdk.pipeline import Pipeline as Pipeline
 from mmsdk.pipeline import pipeline as pipeline
+from mmsdk.vision.intake import Access as Access
+from mmsdk.vision.intake import Frames as Frames
+from mmsdk.vision.intake import Limits as Limits
+from mmsdk.vision.intake import Sampling as Sampling
+from mmsdk.vision.intake import load as load
+from mmsdk.vision.intake import load_image as load_image
+from mmsdk.vision.intake import load_video as load_video
 from mmsdk.vision.types import Image as Image
 from mmsdk.vision.types import Video as Video
 from mmsdk.vision.types import VisualTokens as VisualTokens

@@ -12,10 +12,10 @@ sees, too: pictures are then encoded by a tower with the update in its weights, 
 
 import difflib
 import math
+import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, cast
@@ -26,7 +26,7 @@ from mmsdk.decoder.adapted import Adapter, Stack, merged, updated, wear
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
 from mmsdk.kv.prefix import digest
-from mmsdk.models.types import VLM, Assembled
+from mmsdk.models.types import VLM, Connected
 from mmsdk.vision.values import real, shown
 from mmsdk.weights.hub import resolve
 from mmsdk.weights.peft import CONFIG, TENSORS, read_adapter
@@ -34,8 +34,8 @@ from mmsdk.weights.peft_sight import rebuilt, sees
 
 __all__ = ["AdapterSpec", "Adapters", "Worn"]
 
-AdapterSpec = str | Mapping[str, int | float]
-"""An adapter by its name, or several, each with its weight; "" and {} are the model as it is."""
+AdapterSpec = str | Mapping[str, int | float] | None
+"""An adapter by its name, or several, each with its weight; "", {} and None are the model as it is."""
 
 
 class Eyes:
@@ -105,14 +105,16 @@ class Adapters:
         """Those that are loaded, in their order."""
         return tuple(self._known)
 
-    def load(self, path: str | Path, name: str, vlm: VLM) -> None:
+    def load(self, path: str | os.PathLike[str], name: str, vlm: VLM) -> None:
         """Read an adapter from a folder, or "org/name" on the hub, and know it by `name`, in the place of one that had it before.
 
         Raises InputError for a name that cannot be, WeightsError and ModelError as `mmsdk.weights.peft.read_adapter` does.
         """
         if not isinstance(name, str) or not name.strip() or len(name) > 200:
             raise InputError(f"{shown(name)} is no name for an adapter", item="adapter")
-        folder = resolve(str(path), [CONFIG, TENSORS])
+        if not isinstance(path, str | os.PathLike) or not os.fsdecode(path).strip():
+            raise InputError(f'{shown(path)} is no place of an adapter; write a folder, or "org/name"', item="adapter")
+        folder = resolve(os.fsdecode(path), [CONFIG, TENSORS])
         sight = _sight(vlm)
         updates, there = read_adapter(folder, vlm.decoder, sight), {module for module, _ in sight.named_modules()}
         words = {module: update for module, update in updates.items() if module not in there}
@@ -127,13 +129,14 @@ class Adapters:
 
     def worn(self, spec: AdapterSpec | Sequence[AdapterSpec], rows: int) -> Worn:
         """What so many rows wear: all the same, or a list of what each does. Raises InputError, naming the item, for what cannot be."""
-        stacks = [self.stack(spec)] * rows if isinstance(spec, str | Mapping) else [self.stack(one) for one in spec]
+        stacks = [self.stack(one) for one in spec] if isinstance(spec, list | tuple) else [self.stack(cast(AdapterSpec, spec))] * rows
         if len(stacks) != rows:
             raise InputError(f"it names {len(stacks)} for {rows} rows; name one for each, or one for all", item="adapter")
         return Worn(tuple(stacks) if any(stacks) else (), self.mark, self._eyes)
 
     def stack(self, spec: AdapterSpec) -> Stack:
         """Adapters by their names. Raises InputError for a name that is not known, a weight that is no number, and a weighted DoRA."""
+        spec = "" if spec is None else spec
         if not isinstance(spec, str | Mapping):
             raise InputError(f'{shown(spec)} names no adapter; write "a", or {{"a": 1.0, "b": 0.5}}', item="adapter")
         weights = {spec: 1.0} if isinstance(spec, str) and spec else {} if isinstance(spec, str) else spec
@@ -174,12 +177,14 @@ def _told(stack: Stack) -> list[bytes]:
 
 def _sight(vlm: VLM) -> nn.ModuleDict:
     """What sees in a model that was put together from a checkpoint; nothing in one that ships here."""
-    return sees(vlm.encoder, vlm.connector) if isinstance(vlm, Assembled) else nn.ModuleDict()
+    return sees(vlm.encoder, vlm.connector) if isinstance(vlm, Connected) else nn.ModuleDict()
 
 
 def _looking(vlm: VLM, looks: Stack, mark: str) -> VLM:
-    assert isinstance(vlm, Assembled), "an adapter has updates of these alone"
+    assert isinstance(vlm, Connected), "an adapter has updates of these alone"
     parts = updated(_sight(vlm), [(adapter.sight, weight) for adapter, weight in looks])
     encoder, connector = rebuilt(vlm.encoder, vlm.connector, dict(parts.items()))
     names = " and ".join(adapter.name for adapter, _ in looks)
-    return replace(vlm, name=f"{vlm.name} with {names} ({mark})", encoder=encoder, connector=connector)
+    # every family's model is a dataclass with these fields
+    other: VLM = replace(cast(Any, vlm), name=f"{vlm.name} with {names} ({mark})", encoder=encoder, connector=connector)
+    return other

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmsdk.generate.logprobs import Said
 from mmsdk.tokencomp.types import Audit
+from mmsdk.vision.values import brief
 
 __all__ = ["Answer", "Sight", "Timings", "Tokens"]
 
@@ -56,6 +57,9 @@ class Sight:
     saliency: Float[Tensor, " m"]
     audit: Audit
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 Finish = Literal["stop", "length", "time"]

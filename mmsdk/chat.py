@@ -28,9 +28,10 @@ from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.held import HeldMemory
 from mmsdk.kv.memory import DenseMemory, RoundedMemory
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Prompt, Text, Turn
+from mmsdk.prompt import Prompt, Text, Turn, written
 from mmsdk.recall import SIGHTS, Recall, Sights
 from mmsdk.stages import Question, read
+from mmsdk.vision.values import brief, shown, whole
 
 __all__ = ["Chat", "Exchange"]
 
@@ -43,6 +44,9 @@ class Exchange:
 
     asked: Prompt
     answer: Answer
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def question(self) -> str:
@@ -63,12 +67,12 @@ class Chat:
         vlm: VLM,
         compression: Compression,
         recall: Recall,
-        system: str = "",
-        config: GenerationConfig = GenerationConfig(),
+        system: str | None = "",
+        config: GenerationConfig | None = None,
         worn: Worn = PLAIN,
     ) -> None:
-        """A conversation in which nothing was said yet. Raises InputError for a system prompt that cannot be read."""
-        self.config = config
+        """A conversation in which nothing was said yet. Raises InputError for a system prompt that cannot be read, and other settings."""
+        self.config = _settings(config, GenerationConfig())
         self._vlm, self._compression, self._recall, self._worn = vlm, compression, _held(recall), worn
         self._turns: tuple[Exchange, ...] = ()
         # counts what was begun and what was changed: a stream of an earlier state is over
@@ -86,7 +90,7 @@ class Chat:
         return self._system
 
     @system.setter
-    def system(self, words: str) -> None:
+    def system(self, words: str | None) -> None:
         self._system = _checked(words)
         self._state += 1
 
@@ -127,8 +131,7 @@ class Chat:
     def stream_edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Stream:
         """The same in pieces: the turns are changed once the stream has been read to its end."""
         place = self._place(turn)
-        shown = self._turns[place].asked.media
-        return self._begun(self._turns[:place], Prompt.of(shown, question), config)
+        return self._begun(self._turns[:place], Prompt.of(self._turns[place].asked.media, question), config)
 
     def drop(self, turn: int) -> Exchange:
         """Take a turn out, wherever it is; what was said after it stays as it was said. Raises InputError for one that is not there."""
@@ -144,16 +147,18 @@ class Chat:
 
     def _place(self, turn: int) -> int:
         count = len(self._turns)
-        if not -count <= turn < count:
-            told = f"there are {count}, counted from 0" if count else "nothing was asked yet"
-            raise InputError(f"there is no turn {turn}: {told}", item="turn")
+        if not count:
+            raise InputError("nothing was asked yet, so that there is no turn to change or to take out", item="turn")
+        if not whole(turn, -count) or turn >= count:
+            told = "there is one, and it is number 0" if count == 1 else f"there are {count}, numbered from 0 to {count - 1}"
+            raise InputError(f"there is no turn {shown(turn)}: {told}; -1 is the last one", item="turn")
         return turn % count
 
     def _begun(self, before: tuple[Exchange, ...], asked: Prompt, config: GenerationConfig | None) -> Stream:
         """The next answer behind these turns."""
         told = [Turn("system", (Text(self._system),))] if self._system else []
         talk = Prompt.talk([*told, *(turn for exchange in before for turn in exchange.turns), Turn("user", asked.segments)])
-        settings = self.config if config is None else config
+        settings = _settings(config, self.config)
         guided(self._vlm, settings)
         self._state += 1
         try:
@@ -203,10 +208,16 @@ def _asked(media: Given | Sequence[Given], question: str | None) -> Prompt:
     return found
 
 
-def _checked(system: str) -> str:
-    if system:
-        Prompt.of((), system)
-    return system
+def _checked(system: str | None) -> str:
+    return "" if system is None else written(system, "system", "what the model is told before the conversation")
+
+
+def _settings(config: GenerationConfig | None, usual: GenerationConfig) -> GenerationConfig:
+    """The settings, or the usual ones where there are none. Raises InputError for what are no settings."""
+    found = usual if config is None else config
+    if not isinstance(found, GenerationConfig):
+        raise InputError(f"it is {shown(found)}, expected settings: GenerationConfig(max_tokens=32)", item="config")
+    return found
 
 
 def _longer(error: InputError) -> InputError:

@@ -30,6 +30,7 @@ from mmsdk.tokencomp.types import Compressed, Compressor, Side, Thinner
 from mmsdk.vision.prune import Pruner
 from mmsdk.vision.shorten import Shortener
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.values import brief
 
 __all__ = ["METHODS", "Compression", "CompressionSpec", "Entering", "Method", "Step", "compression", "named"]
 
@@ -72,6 +73,9 @@ class Entering:
     counted: int
     places: Int[Tensor, " m"]
     cells: Int[Tensor, " c"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 
 from mmsdk.vision.intake import Source
 from mmsdk.vision.types import Image, Media, VisualTokens
+from mmsdk.vision.values import brief
 from mmsdk.vision.writing import Writing, writing
 
 __all__ = ["Encoded", "Given", "frames_of", "moved"]
@@ -38,6 +39,9 @@ class Encoded:
     writing: Writing = NOWHERE
     size: tuple[int, int] = (0, 0)
     frames: int = 0
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @staticmethod
     def of(media: Media, tokens: VisualTokens, model: str) -> "Encoded":

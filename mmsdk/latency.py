@@ -28,6 +28,7 @@ from mmsdk.decoder.spans import Span
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.models.types import VLM
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.values import cause
 from mmsdk.weights.cache import locked
 
 __all__ = ["Latency", "latency_file", "latency_of", "measure"]
@@ -181,7 +182,7 @@ def _keep(latency: Latency, file: Path, key: dict[str, str | int]) -> None:
         staged.write_text(json.dumps({"key": key, "lengths": latency.lengths, "ms": latency.ms}, indent=1), encoding="utf-8")
         os.replace(staged, file)
     except OSError as error:
-        raise WeightsError(f"cannot keep what was measured in {file}: {error}; free some space or set MMSDK_CACHE") from error
+        raise WeightsError(f"cannot keep what was measured in {file}: {cause(error)}; free some space or set MMSDK_CACHE") from error
 
 
 def _kept(file: Path, key: dict[str, str | int]) -> Latency | None:

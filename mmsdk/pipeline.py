@@ -24,13 +24,13 @@ from mmsdk.compress import Compression, CompressionSpec, compression
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
-from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.config import GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.recall import Recall, recalling
 from mmsdk.stages import Context, Question
-from mmsdk.stream import StreamSession
+from mmsdk.stream import USUAL, StreamSession
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
 from mmsdk.vision.values import shown, whole
@@ -46,13 +46,13 @@ def pipeline(
     task: str = "image-text-to-text",
     model: str | os.PathLike[str] = "mini",
     *,
-    compress: CompressionSpec = "identity",
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
+    compress: CompressionSpec | None = "identity",
+    dtype: str | torch.dtype | None = "auto",
+    device: str | torch.device | None = "cpu",
     batch_size: int = 16,
-    quantize: str = "none",
-    kv: str = "dense",
-    gguf_file: str = "",
+    quantize: str | None = "none",
+    kv: str | None = "dense",
+    gguf_file: str | os.PathLike[str] | None = "",
     progress: bool = True,
 ) -> "Pipeline":
     """Put a model's parts together, ready to answer.
@@ -64,19 +64,20 @@ def pipeline(
     "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers; so may a policy with what it keeps of the prompt,
     "snapkv:0.25" or "h2o:512" (docs/memory.md).
     `gguf_file` is a file, in the folder or anywhere, that the language model is read from in the place of the folder's own. While a folder
-    is read a bar says how far, on stderr where that is a terminal, unless `progress` is off.
+    is read a bar says how far, on stderr where that is a terminal, unless `progress` is off. None in the place of a name is its default.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
-    BudgetError for a compression or a policy that cannot be, InputError for a batch size below 1 and an unknown `kv`.
+    BudgetError for a compression or a policy that cannot be, InputError for a batch size below 1, an unknown `kv`, and a device that this
+    machine does not have.
     """
     if task not in TASKS:
         known = ", ".join(map(repr, TASKS))
         raise ModelError(f"the task {task!r} is not supported; there is {known}, and a model goes behind it: pipeline({TASKS[0]!r}, ...)")
     # what is wrong with the words is told before seconds are spent on weights
-    steps, name, place = compression(compress), _name(model), find_device(device)
+    steps, name, place = compression("identity" if compress is None else compress), _name(model), find_device(device)
     _check_number("batch_size", batch_size)
-    recall = recalling(kv)
+    recall, file = recalling(kv), _file(gguf_file)
     told = while_it_lasts if progress else quiet
-    vlm = open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place), gguf_file, told)
+    vlm = open_model(name, resolve_dtype(dtype, place), place, resolve_quantize(quantize, place), file, told)
     return Pipeline(vlm, steps, batch_size, recall)
 
 
@@ -96,10 +97,13 @@ class Pipeline:
     def __post_init__(self) -> None:
         _check_number("batch_size", self.batch_size)
 
+    def __repr__(self) -> str:
+        return f"Pipeline({self.vlm.name!r}, {self.compression!r}, batch_size={self.batch_size})"
+
     @overload
     def __call__(
         self, media: Given | Sequence[Given], question: str, *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: Stop = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
         schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec = ...,
@@ -108,7 +112,7 @@ class Pipeline:
     @overload
     def __call__(
         self, media: Given | Sequence[Given], question: str, *, n: int, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: Stop = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
         schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec = ...,
@@ -117,7 +121,7 @@ class Pipeline:
     @overload
     def __call__(
         self, media: Sequence[Question], *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
-        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: tuple[str, ...] = ..., repetition_penalty: float = ...,
+        top_p: float = ..., min_p: float = ..., seed: int = ..., stop: Stop = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
         schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec | Sequence[AdapterSpec] = ...,
@@ -135,7 +139,7 @@ class Pipeline:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
-        stop: tuple[str, ...] = (),
+        stop: Stop = (),
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
@@ -164,8 +168,8 @@ class Pipeline:
         Raises InputError before any work for settings that cannot be, and for a list in which nothing is a pair.
         """
         config = GenerationConfig(
-            max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
-            logprobs, Constraint.of(schema, regex, choice),
+            max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
+            max_time, logprobs, Constraint.of(schema, regex, choice),
         )  # fmt: skip
         guided(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
@@ -195,7 +199,7 @@ class Pipeline:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
-        stop: tuple[str, ...] = (),
+        stop: Stop = (),
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
@@ -213,8 +217,8 @@ class Pipeline:
         with a ModelError or an InputError where they occur.
         """
         config = GenerationConfig(
-            max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
-            logprobs, Constraint.of(schema, regex, choice),
+            max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
+            max_time, logprobs, Constraint.of(schema, regex, choice),
         )  # fmt: skip
         guided(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
@@ -223,8 +227,8 @@ class Pipeline:
 
     def chat(
         self,
-        system: str = "",
-        config: GenerationConfig = GenerationConfig(),
+        system: str | None = "",
+        config: GenerationConfig | None = None,
         *,
         compress: CompressionSpec | None = None,
         adapter: AdapterSpec = "",
@@ -232,7 +236,7 @@ class Pipeline:
         """A conversation, whose turns read only what is new; see `mmsdk.chat`. `config` are the settings of its answers.
 
         `system` is what the model is told before it, where its template has a place for that. Raises InputError for one that is no text,
-        and for an adapter that is not loaded.
+        for what are no settings, and for an adapter that is not loaded.
         """
         steps = self.compression if compress is None else compression(compress)
         return Chat(self.vlm, steps, self.recall, system, config, self.adapters.worn(adapter, 1))
@@ -264,9 +268,10 @@ class Pipeline:
     def load_adapter(self, path: str | os.PathLike[str], name: str) -> None:
         """Read an adapter that PEFT saved, from a folder or "org/name" on the hub; calls then choose it by its name.
 
-        Raises WeightsError for files that are missing or damaged, ModelError for what cannot be used here (`mmsdk.weights.peft`).
+        Raises InputError for what is no path or no name, WeightsError for files that are missing or damaged, ModelError for what cannot be
+        used here (`mmsdk.weights.peft`).
         """
-        self.adapters.load(os.fsdecode(path), name, self.vlm)
+        self.adapters.load(path, name, self.vlm)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Raises InputError where there is none of that name."""
@@ -281,7 +286,7 @@ class Pipeline:
         vlm, adapters = self.adapters.merged(adapter, self.vlm)
         return replace(self, vlm=vlm, adapters=adapters)
 
-    def stream_session(self, kv: str = "streaming:1024", *, window: int = 8, adapter: AdapterSpec = "") -> StreamSession:
+    def stream_session(self, kv: str | None = USUAL, *, window: int = 8, adapter: AdapterSpec = "") -> StreamSession:
         """A stream without end: frames and words are read as they come, and it can be asked at any time. See `mmsdk.stream`.
 
         `kv` says by which policy of the memory, and how many tokens of each layer, it is held ("window:1024", "h2o:512"); `window` frames
@@ -313,7 +318,7 @@ def _pairs(items: object) -> Sequence[Question]:
 
 def _check_number(name: str, number: object) -> None:
     if not whole(number, 1):
-        raise InputError(f"{name} is {shown(number)}, expected a whole number of at least 1", item=name)
+        raise InputError(f"it is {shown(number)}, expected a whole number of at least 1", item=name)
 
 
 def _name(model: object) -> str:
@@ -323,13 +328,24 @@ def _name(model: object) -> str:
     return name
 
 
-def find_device(device: str | torch.device) -> torch.device:
-    """A device by its name. Raises ModelError for one that torch does not see here."""
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        raise ModelError(f"the device {shown(device)} is not known: {error}") from None
+def _file(gguf_file: object) -> str:
+    if gguf_file is not None and not isinstance(gguf_file, str | os.PathLike):
+        raise InputError(f'{shown(gguf_file)} is no file; write its name, such as "model-Q4_1.gguf"', item="gguf_file")
+    return "" if gguf_file is None else os.fsdecode(gguf_file)
+
+
+def find_device(device: str | torch.device | None) -> torch.device:
+    """A device by its name; None is the processor. Raises InputError, saying what there is, for one that torch does not see here."""
     here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    there = [name for name, count in here.items() if count] + [f"cuda:{number}" for number in range(here["cuda"])]
+    told = f'this machine has {", ".join(there)}; a device is written as "cpu", "cuda", "cuda:1" or "mps"'
+    try:
+        # a number alone is read as one of whatever accelerator there is, or told in torch's words
+        place = torch.device(device) if isinstance(device, str | torch.device) else torch.device("cpu") if device is None else None
+    except RuntimeError:
+        place = None
+    if place is None:
+        raise InputError(f"{shown(device)} is no device; {told}", item="device")
     if (place.index or 0) >= here.get(place.type, 0):
-        raise ModelError(f"the device {device!r} was asked for, but torch sees none such here; leave it out to run on the processor")
+        raise InputError(f"torch sees no {str(place)!r} here; {told}", item="device")
     return place

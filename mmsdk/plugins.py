@@ -20,7 +20,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from mmsdk.errors import PluginError
 
-__all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "parse"]
+__all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "near", "parse"]
 
 _CONSTANT = (ast.Constant, ast.Tuple, ast.expr_context, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator)
 
@@ -76,7 +76,7 @@ def check(package: str, name: str) -> None:
     """Raises PluginError, saying what is near, where `package` has no plugin `name`; imports nothing."""
     names = available(package)
     if name not in names:
-        raise PluginError(f"{package} has no {name!r}{_near(name, names)}")
+        raise PluginError(_unknown(name, names))
 
 
 def knobs(package: str, name: str) -> dict[str, str]:
@@ -106,8 +106,8 @@ def build(package: str, spec: Spec) -> object:
     kinds = get_type_hints(plugin)
     for knob, _ in spec.knobs:
         if knob not in parameters:
-            known = _near(knob, list(parameters)) if parameters else ": it has none"
-            raise PluginError(f"{spec.name!r} has no knob {knob!r}{known}")
+            known = _known(knob, list(parameters)) if parameters else "it has none"
+            raise PluginError(f"{spec.name!r} has no knob {knob!r}; {known}")
     values = {knob: _convert(kinds[knob], text, f"{spec.name}:{knob}") for knob, text in spec.knobs}
     for knob, entry in parameters.items():
         if knob not in values and entry.default is Parameter.empty:
@@ -119,6 +119,7 @@ def build(package: str, spec: Spec) -> object:
 def load(package: str, text: str) -> object:
     """Build the plugin that "name" or "name:knob=value,..." asks for; see `build` for the values and the errors."""
     spec = parse(text)
+    check(package, spec.name)
     if spec.amount:
         raise PluginError(f"{text!r}: {spec.amount!r} is not of the form knob=value")
     return build(package, spec)
@@ -141,7 +142,7 @@ def _source(package: str, name: str) -> ast.Module:
     """The plugin file as it is written."""
     spec = find_spec(f"{package}.{name}")
     if spec is None or spec.origin is None:
-        raise PluginError(f"{package} has no {name!r}{_near(name, available(package))}")
+        raise PluginError(_unknown(name, available(package)))
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
@@ -186,10 +187,18 @@ def _evaluated(value: ast.expr, known: Mapping[str, object]) -> object:
     return eval(compile(ast.Expression(value), "default", "eval"), dict(known))
 
 
-def _near(wrong: str, known: Sequence[str]) -> str:
+def near(wrong: str, known: Sequence[str]) -> str:
+    """The beginning of a message on a word that is not known: what was meant, where something known is near, else nothing."""
     close = difflib.get_close_matches(wrong, known, n=1)
-    meant = f"; did you mean {close[0]!r}? There is" if close else "; there is"
-    return f"{meant} {', '.join(sorted(known)) or 'none'}"
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    return f"nothing is called {name!r} here; {_known(name, names)}"
+
+
+def _known(wrong: str, known: Sequence[str]) -> str:
+    return f"{near(wrong, known)}there is {', '.join(sorted(known)) or 'none'}"
 
 
 def _convert(kind: object, text: str, knob: str) -> object:

@@ -22,8 +22,8 @@ def native_bfloat16() -> bool:
     return any(bool(units.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
 
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """A dtype from its name; "auto" is bfloat16 where the device computes in it natively, else float32.
+def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """A dtype from its name; "auto", and None, is bfloat16 where the device computes in it natively, else float32.
 
     Raises ModelError for a name that is none of auto, float32, bfloat16, float16, and for a dtype that no model computes in.
     """
@@ -31,7 +31,7 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
         if not dtype.is_floating_point or dtype.itemsize < 2:
             raise ModelError(f"no model computes in {dtype}; choose auto, {', '.join(_NAMES)}")
         return dtype
-    if dtype == "auto":
+    if dtype is None or dtype == "auto":
         native = native_bfloat16() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
     if not isinstance(dtype, str) or dtype not in _NAMES:
@@ -39,15 +39,15 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     return _NAMES[dtype]
 
 
-def resolve_quantize(quantize: str, device: torch.device) -> Quantize:
-    """How the language model's matrices are stored, from its name.
+def resolve_quantize(quantize: str | None, device: torch.device) -> Quantize:
+    """How the language model's matrices are stored, from its name; None is "none".
 
     Raises ModelError for a name that is none of none, int4, int8, and for a device that fewer bits do not run on.
     """
     choices: tuple[Quantize, ...] = get_args(Quantize)
-    found = next((choice for choice in choices if choice == quantize), None)
+    found = next((choice for choice in choices if choice == ("none" if quantize is None else quantize)), None)
     if found is None:
-        raise ModelError(f"quantize {quantize!r} is not known; choose {', '.join(choices)}")
+        raise ModelError(f"quantize {shown(quantize)} is not known; choose {', '.join(choices)}")
     if found != "none" and device.type != "cpu":
         raise ModelError(f"quantize {quantize!r} runs on the processor only; leave it out on the device {str(device)!r}")
     return found

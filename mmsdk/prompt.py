@@ -24,8 +24,9 @@ from mmsdk.axes import LINE, Axes, Line, Standing, Turns, turned
 from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.types import Image, Media, Video, VisualTokens
+from mmsdk.vision.values import brief
 
-__all__ = ["LAST", "Ids", "Layout", "Learned", "Prompt", "Role", "Segment", "Slot", "Span", "Text", "Turn"]
+__all__ = ["LAST", "Ids", "Layout", "Learned", "Prompt", "Role", "Segment", "Slot", "Span", "Text", "Turn", "written"]
 
 LAST = sys.maxsize
 """Where an input ends, however many cells it has."""
@@ -50,6 +51,9 @@ class Turn:
     role: Role
     segments: tuple[Segment, ...]
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     @property
     def text(self) -> str:
         """All its words, in order, one segment a line."""
@@ -66,19 +70,15 @@ class Prompt:
     segments: tuple[Segment, ...]
     begins: tuple[tuple[int, Role], ...] = ((0, "user"),)
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     @staticmethod
     def of(media: Sequence[Media | Encoded], question: str) -> "Prompt":
         """What is looked at, then what is asked. Raises InputError for a question that is no string, empty or no Unicode."""
-        if not isinstance(question, str):
-            raise InputError(f"it is {type(question).__name__}, expected a string; write what you want to know in quotes", item="question")
-        if not question.strip():
+        if isinstance(question, str) and not question.strip():
             raise InputError("the question is empty; write what you want to know", item="question")
-        try:
-            question.encode()
-        except UnicodeEncodeError as error:
-            # bytes of another encoding, as a terminal or a file name hands them over
-            raise InputError(f"holds {question[error.start]!r}, which is no letter; decode it as UTF-8", item="question") from None
-        return Prompt((*media, Text(question)))
+        return Prompt((*media, Text(written(question, "question", "what you want to know"))))
 
     @staticmethod
     def talk(turns: Sequence[Turn]) -> "Prompt":
@@ -102,6 +102,18 @@ class Prompt:
     def text(self) -> str:
         """All words, in order, one segment a line."""
         return "\n".join(segment.content for segment in self.segments if isinstance(segment, Text))
+
+
+def written(words: object, item: str, wanted: str) -> str:
+    """Words that can be read. Raises InputError, which says to write what is `wanted`, for what is no string or no Unicode."""
+    if not isinstance(words, str):
+        raise InputError(f"it is {type(words).__name__}, expected a string; write {wanted} in quotes", item=item)
+    try:
+        words.encode()
+    except UnicodeEncodeError as error:
+        # bytes of another encoding, as a terminal or a file name hands them over
+        raise InputError(f"holds {words[error.start]!r}, which is no letter; decode it as UTF-8", item=item) from None
+    return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,9 @@ class Learned:
     """A run of vectors that a model has learned for what stands between the parts of an input, such as the end of a row."""
 
     vectors: Float[Tensor, "n d"]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 Span = Ids | Slot | Learned

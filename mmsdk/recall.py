@@ -112,7 +112,7 @@ class Recall:
                     self.sights.learn(key, item, tokens, models[index])
 
 
-def recalling(kv: str) -> Recall:
+def recalling(kv: str | None) -> Recall:
     """What a pipeline with this kind of cache recalls ("dense" nothing). Raises InputError for a kind that is not known."""
     memory = memory_of(kv)
     return Recall(memory, Sights(SIGHTS if memory.page else 0))

@@ -9,7 +9,7 @@ A batch goes through together. A row that fails becomes its error and leaves the
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -29,6 +29,7 @@ from mmsdk.tokencomp.types import Audit, Compressed
 from mmsdk.vision.prune import Pruner, Pruning
 from mmsdk.vision.shorten import PruningEncoder, Shortened, Shortener, Shortening, ShorteningEncoder
 from mmsdk.vision.types import Media, Video, VisionEncoder, VisualTokens
+from mmsdk.vision.values import brief
 
 __all__ = ["Entered", "Seen", "asked", "compress", "connect", "encode", "enter", "parted"]
 
@@ -44,6 +45,9 @@ class Seen:
     tokens: VisualTokens
     sight: Sight
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Entered:
@@ -51,6 +55,9 @@ class Entered:
 
     seen: Seen
     entering: Entering
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def encode(vlm: VLM, prompts: Mapping[int, Prompt], compression: Compression = Compression()) -> dict[int, list[Seen] | MmsdkError]:
@@ -125,10 +132,14 @@ def _encoded(vlm: VLM, media: Mapping[int, Sequence[Media]]) -> dict[int, list[S
 
 
 def _encoded_alone(vlm: VLM, index: int, row: Sequence[Media]) -> list[Seen] | MmsdkError:
-    try:
-        return [_seen(*one) for one in zip(row, vlm.encoder(row), strict=True)]
-    except InputError as error:
-        return error.at(index)
+    seen = list[Seen]()
+    for place, item in enumerate(row):
+        try:
+            seen.append(_seen(item, *vlm.encoder([item])))
+        except InputError as error:
+            # an encoder knows pixels, and no names
+            return _of(InputError(error.message), [one.source for one in row], place).at(index)
+    return seen
 
 
 def _encode_shortened(vlm: VLM, prompts: Mapping[int, Prompt], step: Step[Shortener | Pruner]) -> dict[int, list[Seen] | MmsdkError]:
@@ -182,18 +193,21 @@ def _plans(
     encoder: VisionEncoder, index: int, media: Sequence[Media | Encoded], inside: _Inside[Plan], step: Step[Shortener | Pruner]
 ) -> list[tuple[Media, list[Plan]]] | InputError:
     """How the encoder is shortened for each frame of each input of a row; not at all where the budget is exactly all that there is."""
-    try:
-        return [(item, _plan(encoder, item, inside, step)) for item in _fresh(media, step)]
-    except InputError as error:
-        return error.at(index)
+    plans = list[tuple[Media, list[Plan]]]()
+    for place, item in enumerate(media):
+        try:
+            fresh = _fresh(item, step)
+            plans.append((fresh, _plan(encoder, fresh, inside, step)))
+        except InputError as error:
+            return _of(error, [one.source for one in media], place).at(index)
+    return plans
 
 
-def _fresh(media: Sequence[Media | Encoded], step: Step[Shortener | Pruner]) -> Iterator[Media]:
-    for item in media:
-        if isinstance(item, Encoded):
-            told = f"{named(step.method)} works inside the encoder, and this was encoded before; ask with the picture itself"
-            raise InputError(told, item=item.source)
-        yield item
+def _fresh(item: Media | Encoded, step: Step[Shortener | Pruner]) -> Media:
+    if isinstance(item, Encoded):
+        told = f"{named(step.method)} works inside the encoder, and this was encoded before; ask with the picture itself"
+        raise InputError(told, item=item.source)
+    return item
 
 
 def _recalled(vlm: VLM, index: int, row: Sequence[Seen | Encoded]) -> list[Seen] | InputError:
@@ -240,10 +254,20 @@ def _together(
 
 
 def _alone(index: int, row: Sequence[Seen], work: Callable[[Sequence[Seen], Sequence[int]], list[Good]]) -> list[Good] | MmsdkError:
-    try:
-        return work(row, [index] * len(row))
-    except InputError as error:
-        return error.at(index)
+    """Input by input, so that the error says which of them it is."""
+    done = list[Good]()
+    for place, item in enumerate(row):
+        try:
+            done += work([item], [index])
+        except InputError as error:
+            return _of(error, [one.sight.source for one in row], place).at(index)
+    return done
+
+
+def _of(error: InputError, sources: Sequence[str], place: int) -> InputError:
+    """The error by the name of the input that it is about; of several with one name, by its number, too."""
+    name = sources[place] if sources.count(sources[place]) == 1 else f"{sources[place]} ({place + 1} of {len(sources)})"
+    return error if error.item else type(error)(error.message, item=name)
 
 
 def _left(seen: Seen, compressed: Compressed) -> Seen:

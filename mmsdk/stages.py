@@ -36,7 +36,7 @@ from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.intake import load
 from mmsdk.vision.types import VisualTokens
-from mmsdk.vision.values import shown
+from mmsdk.vision.values import brief, shown
 
 __all__ = [
     "Clock",
@@ -109,6 +109,9 @@ class Row:
     following: tuple[Int[Tensor, ""], ...] = ()
     words: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -116,6 +119,9 @@ class Context:
 
     hidden: Float[Tensor, "b d"]
     cache: KVCache
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,21 +37,25 @@ from mmsdk.decoder.rope import Dynamic, LongRope
 from mmsdk.decoder.spans import Span
 from mmsdk.encoded import Encoded, moved
 from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError
-from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.config import GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.generate.loop import Generated, collect, generate
 from mmsdk.kv.policy import Evictor, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.policy_memory import POLICIES, PolicyMemory, policy_of
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Ids, Layout, Prompt, Slot
+from mmsdk.prompt import Ids, Layout, Prompt, Slot, written
 from mmsdk.prompt import Span as Part
 from mmsdk.stages import Clock, Row, device_of, lay_out
 from mmsdk.vision.intake import Source
 from mmsdk.vision.types import Image
+from mmsdk.vision.values import shown
 from mmsdk.watch import Arrived, windowed
 
-__all__ = ["StreamSession"]
+__all__ = ["USUAL", "StreamSession"]
+
+USUAL = "streaming:1024"
+"""How a stream is held where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class StreamSession:
     the question, BudgetError for a share of what has no length, ModelError for a model whose positions cannot close up.
     """
 
-    def __init__(self, vlm: VLM, compression: Compression, kv: str, window: int = 8, worn: Worn = Worn()) -> None:
+    def __init__(self, vlm: VLM, compression: Compression, kv: str | None, window: int = 8, worn: Worn = Worn()) -> None:
         _check(vlm, compression)
         # all that is read is read with the adapters: what is held was computed by the model that is asked
         self._speaker, vlm = worn.decoder(vlm.decoder, [0]), worn.eye(vlm, 0)
@@ -131,8 +135,9 @@ class StreamSession:
 
         Raises InputError for text that is empty or does not fit into the memory.
         """
-        # the same rules as for a question
-        (words,) = [part.text for part in Prompt.of([], text).turns]
+        words = written(text, "text", "what is to stand in the stream")
+        if not words.strip():
+            raise InputError("it is empty; write what is to stand in the stream", item="text")
         spans = (Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),)
         laid = self._words(spans)
         now = self._looked(self._now, Clock(device_of(self._vlm)))
@@ -150,7 +155,7 @@ class StreamSession:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
-        stop: tuple[str, ...] = (),
+        stop: Stop = (),
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
@@ -169,8 +174,8 @@ class StreamSession:
         where scores are not finite.
         """
         config = GenerationConfig(
-            max_tokens, temperature, top_k, top_p, min_p, seed, stop, repetition_penalty, presence_penalty, frequency_penalty, max_time,
-            logprobs, Constraint.of(schema, regex, choice),
+            max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
+            max_time, logprobs, Constraint.of(schema, regex, choice),
         )  # fmt: skip
         guided(self._vlm, config)
         clock = Clock(device_of(self._vlm))
@@ -286,16 +291,20 @@ def _held(cache: PolicyCache, layers: int) -> int:
     return max(int(cache.lengths(layer).max()) for layer in range(layers))
 
 
-def bounding(kv: str) -> tuple[PolicyMemory, int]:
-    """The memory of a stream by its name, and how many tokens it holds.
+def bounding(kv: str | None) -> tuple[PolicyMemory, int]:
+    """The memory of a stream by its name (None is `USUAL`), and how many tokens it holds.
 
-    Raises PluginError for a policy that lets go of nothing, or of the prompt's tokens alone, BudgetError for a share.
+    Raises InputError for what is no name, PluginError for a policy that lets go of nothing, or of the prompt's tokens alone, BudgetError
+    for a share.
     """
-    if plugins.parse(kv).name not in plugins.available(POLICIES):
-        known = ", ".join(plugins.available(POLICIES))
-        raise PluginError(f'{kv!r} bounds no stream; choose a policy with what it holds ("streaming:1024"): {known}')
+    kv, known = USUAL if kv is None else kv, plugins.available(POLICIES)
+    if not isinstance(kv, str):
+        raise InputError(f'{shown(kv)} names no memory; write a policy with the tokens that it holds, such as "{USUAL}"', item="kv")
+    if (name := plugins.parse(kv).name) not in known:
+        told = f'choose a policy with what it holds ("{USUAL}"): {", ".join(known)}'
+        raise PluginError(f"{kv!r} bounds no stream; {plugins.near(name, known)}{told}")
     memory = policy_of(kv)
-    name, policy, amount = plugins.parse(kv).name, memory.policy, memory.amount
+    policy, amount = memory.policy, memory.amount
     prompts = (isinstance(policy, Evictor) and not policy.interval) or (isinstance(policy, Storer) and not policy.bounds)
     if isinstance(policy, Reader) or prompts:
         told = f"{name} lets go of nothing while a stream goes on"

@@ -59,7 +59,7 @@ def test_one_answer_and_greedy_ones_come_as_a_list_too(small: Mini) -> None:
         pipe(picture(0), "What is it?", max_tokens=6, n=3, compress="fastv:0.5")
         == [pipe(picture(0), "What is it?", max_tokens=6, compress="fastv:0.5")] * 3
     )
-    with pytest.raises(InputError, match="n is 0"):
+    with pytest.raises(InputError, match="^n: it is 0, expected a whole number of at least 1"):
         pipe([], "What?", n=0)
     with pytest.raises(InputError, match="n: several answers are given to one question"):
         pipe([([], "What?")], n=2)  # type: ignore[call-overload]

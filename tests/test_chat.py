@@ -142,6 +142,8 @@ def test_what_is_changed_cuts_the_cache_back_to_there(small: Mini) -> None:
     for turn in (2, -3):
         with pytest.raises(InputError, match=f"turn: there is no turn {turn}: there are 2"):
             chat.edit(turn, "What?")
+    # what was shown is told by its shape
+    assert "Image(pixels=uint8[3, " in repr(chat.turns[0]) and len(repr(chat.turns)) < 800
     chat.undo()
     chat.undo()
     with pytest.raises(InputError, match="nothing was asked yet"):

@@ -15,7 +15,8 @@ import torch
 
 from mmsdk.answer import Answer
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
-from mmsdk.errors import InputError
+from mmsdk.errors import BudgetError, InputError, MmsdkError
+from mmsdk.generate.config import GenerationConfig
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
@@ -93,7 +94,7 @@ SETTINGS: list[tuple[str, object]] = [
     *(("temperature", value) for value in (math.nan, math.inf, -math.inf, -0.1, None, "hot", [1.0], 1j, torch.tensor(1.0))),
     *(("top_k", value) for value in (-1, 2**63, 1.5, None, "5")),
     *((name, value) for name in ("top_p", "min_p") for value in (math.nan, -0.1, 1.5, 10**5000, None, "1")),
-    *(("stop", value) for value in ("abc", ["a"], {"a"}, (1,), ("",), ("a", None), None, 5, b"a", ((),), (10**5000,))),
+    *(("stop", value) for value in ("", {"a"}, (1,), [""], ("",), ("a", None), 5, b"a", ((),), (10**5000,))),
 ]
 
 
@@ -110,6 +111,61 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_read(pipe: Pipel
         with pytest.raises(InputError, match=f"^{name}: ") as caught:
             call()
         assert len(str(caught.value)) < 200
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_stop_may_stand_alone_as_in_openais_api(pipe: Pipeline) -> None:
+    """One string, a list, a tuple, nothing; settings of a chat, which are values, tell how a tuple is written."""
+    whole = pipe(picture(0), "What?", max_tokens=8)
+    for stop in (whole[3:5], [whole[3:5]], (whole[3:5],)):
+        assert pipe(picture(0), "What?", max_tokens=8, stop=stop) == whole[: whole.index(whole[3:5])]
+        assert "".join(pipe.stream(picture(0), "What?", max_tokens=8, stop=stop)) == whole[: whole.index(whole[3:5])]
+    with pytest.raises(InputError, match=r"^stop: 'star' is not a tuple of strings; write stop=\("):
+        GenerationConfig(stop="star")  # type: ignore[arg-type]  # the mistake under test
+    with pytest.raises(InputError, match=r'^stop: 5 is not a string, or a list or tuple of strings.*write stop="'):
+        pipe(picture(0), "What?", stop=5)  # type: ignore[call-overload]  # the mistake under test
+
+
+WRONG: list[tuple[str, Callable[[Pipeline], object]]] = [
+    ("^adapter: 5 names no adapter", lambda pipe: pipe([], "What?", adapter=5)),  # type: ignore[call-overload]
+    ("^adapter: 5 names no adapter", lambda pipe: pipe.merge(5)),  # type: ignore[arg-type]
+    ("^adapter: 5 names no adapter", lambda pipe: pipe.encode(picture(0), [5, 6])),  # type: ignore[arg-type]
+    ("^adapter: 5 is no place of an adapter", lambda pipe: pipe.load_adapter(5, "a")),  # type: ignore[arg-type]
+    ("^adapter: '' is no place of an adapter", lambda pipe: pipe.load_adapter("", "a")),
+    ("5 names no method", lambda pipe: pipe([], "What?", compress=5)),  # type: ignore[call-overload]
+    ("^kv: 7 names no memory; write a policy", lambda pipe: pipe.stream_session(7)),  # type: ignore[arg-type]
+    ("bounds no stream; did you mean 'streaming'", lambda pipe: pipe.stream_session("streamin:64")),
+    ("^system: it is int, expected a string", lambda pipe: pipe.chat(5)),  # type: ignore[arg-type]
+    ("^system: holds .*which is no letter", lambda pipe: pipe.chat("caf\udce9")),
+    ("^config: it is 5, expected settings", lambda pipe: pipe.chat("", 5)),  # type: ignore[arg-type]
+    ("^config: it is 5, expected settings", lambda pipe: pipe.chat()("What?", config=5)),  # type: ignore[call-overload]
+    ("^question: it is int, expected a string", lambda pipe: pipe.chat()([], 5)),  # type: ignore[call-overload]
+    ("^turn: nothing was asked yet", lambda pipe: pipe.chat().undo()),
+    ("^turn: nothing was asked yet", lambda pipe: pipe.chat().drop("last")),  # type: ignore[arg-type]
+    ("^text: it is int, expected a string", lambda pipe: pipe.stream_session("streaming:64").say(5)),  # type: ignore[arg-type]
+    ("^text: it is empty", lambda pipe: pipe.stream_session("streaming:64").say(" ")),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("told", "wrong"), WRONG, ids=lambda part: part if isinstance(part, str) else "")
+def test_what_is_of_another_kind_is_told_by_the_name_of_its_argument(
+    pipe: Pipeline, told: str, wrong: Callable[[Pipeline], object]
+) -> None:
+    with pytest.raises(MmsdkError, match=told):
+        wrong(pipe)
+
+
+def test_a_budget_that_does_not_fit_names_the_input(pipe: Pipeline) -> None:
+    """PP-09: of several with one name, by its number, too; whether it is met inside the encoder, behind it or in the decoder."""
+    square, narrow = picture(0), Image(picture(1).pixels[:, :28], "b.png")
+    for method in ("uniform", "tome", "fastv"):
+        with pytest.raises(BudgetError, match=r"^b\.png: budget 16 tokens is outside \[1, 15\]"):
+            pipe([square, narrow], "Which?", compress=f"{method}:16", max_tokens=1)
+        with pytest.raises(BudgetError, match=r"^tensor \(2 of 2\): budget 16 tokens"):
+            pipe([square.pixels, narrow.pixels], "Which?", compress=f"{method}:16", max_tokens=1)
+        found = pipe([(narrow, "What?"), (square, "What?")], compress=f"{method}:16", max_tokens=1)
+        assert isinstance(found[0], BudgetError) and (found[0].item, found[0].index) == ("b.png", 0) and isinstance(found[1], Answer)
 
 
 @pytest.mark.parametrize("temperature", [1e-320, 1e308])

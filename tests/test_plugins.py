@@ -134,10 +134,10 @@ def test_defaults_stay_where_the_string_is_silent(package: str) -> None:
     ("text", "says"),
     [
         ("prone", "did you mean 'prune'.*plain"),
-        ("zzzz", "has no 'zzzz'; there is .*plain, prune"),
-        ("_shared", "has no '_shared'"),
+        ("zzzz", "nothing is called 'zzzz' here; there is .*plain, prune"),
+        ("_shared", "nothing is called '_shared'"),
         ("prune:laier=3", "no knob 'laier'; did you mean 'layer'.*ratio"),
-        ("plain:layer=3", "no knob 'layer': it has none"),
+        ("plain:layer=3", "no knob 'layer'; it has none"),
         ("prune", "needs a value for its knob 'layer'"),
         ("prune:64", "'64' is not of the form knob=value"),
         ("prune:layer=3.5", "prune:layer is a whole number; got '3.5'"),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.values import brief
 
 __all__ = ["Audit", "Between", "Compressed", "Compressor", "Positions", "Side", "Thinner"]
 
@@ -41,6 +42,9 @@ class Audit:
     scores: Float[Tensor, " n"]
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
@@ -48,6 +52,9 @@ class Compressed:
 
     tokens: VisualTokens
     audit: Audit
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @runtime_checkable

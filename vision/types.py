@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from mmsdk.vision.values import brief
+
 __all__ = ["Image", "Media", "Video", "VisionEncoder", "VisualTokens"]
 
 
@@ -20,6 +22,9 @@ class Image:
     pixels: UInt8[Tensor, "3 h w"]
     source: str = "image"
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -35,6 +40,9 @@ class Video:
     times: Float[Tensor, " t"]
     source: str = "video"
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -64,6 +72,9 @@ class VisualTokens:
     saliency: Float[Tensor, " m"]
     keys: Float[Tensor, "k e"] | None = field(default=None, repr=False)
     deep: tuple[Float[Tensor, "n w"], ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __len__(self) -> int:
         return self.features.shape[0]

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import cause
 from mmsdk.vla.contract import Contract
 from mmsdk.vla.strict_yaml import read_yaml
 
@@ -22,7 +23,7 @@ def load_contract(path: str | Path) -> Contract:
     try:
         text = place.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", item=str(path)) from None
+        raise InputError(f"cannot be read: {cause(error)}", item=str(path)) from None
     return parse_contract(text, str(path))
 
 

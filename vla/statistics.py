@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmsdk.errors import ModelError, WeightsError
+from mmsdk.vision.values import cause
 
 __all__ = ["Statistics", "choose", "masked", "parse_statistics", "read_statistics"]
 
@@ -37,7 +38,7 @@ def read_statistics(path: str | Path, key: str = "") -> dict[str, Statistics]:
     try:
         tree = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path}: cannot be read as JSON: {error}") from None
+        raise WeightsError(f"{path}: cannot be read as JSON: {cause(error)}") from None
     return parse_statistics(tree, key, str(path))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmsdk.pipeline import Context
 from mmsdk.vision.types import Image
+from mmsdk.vision.values import brief
 from mmsdk.vla.contract import Contract
 
 __all__ = ["ActionChunk", "ActionHead", "Effort", "Observation", "Policy", "Request", "Robot", "Stamp"]
@@ -57,6 +58,9 @@ class Observation:
     stamp: Stamp
     captured: Mapping[str, float] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     def age(self, part: str, now: float) -> float:
         """Seconds since a part ("state" or a camera's name) was captured; negative where the clock went back."""
         return now - self.captured.get(part, self.stamp.captured)
@@ -72,6 +76,9 @@ class ActionChunk:
     actions: Float[Tensor, "h a"]
     stamp: Stamp
     producer: str = "policy"
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __len__(self) -> int:
         return self.actions.shape[0]
@@ -103,6 +110,9 @@ class Request:
     effort: Effort = Effort.FULL
     due: frozenset[str] = frozenset({"vlm", "adapter", "expert"})
     noise: Float[Tensor, "n w"] = field(default_factory=lambda: torch.zeros(0, 0))
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ import torch
 from mmsdk.apps.console import Cell
 from mmsdk.apps.engines import Contender, Said, Worker
 from mmsdk.errors import InputError
+from mmsdk.vision.values import cause
 from mmsdk.weights.bundle import pull
 from mmsdk.weights.gguf_file import read_file
 from mmsdk.weights.gguf_tokenizer import tokenizer_of
@@ -129,7 +130,7 @@ class Decode:
         try:
             return Path(self.text).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"it cannot be read as text: {error}", item=self.text) from error
+            raise InputError(f"it cannot be read as text: {cause(error)}", item=self.text) from error
 
 
 def _ratios(contenders: Sequence[Contender], rounds: Sequence[Sequence[Said]], place: int) -> dict[str, Cell]:

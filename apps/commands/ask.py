@@ -10,7 +10,7 @@ from pathlib import Path
 from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Answer
 from mmsdk.apps.adapters import adapted
-from mmsdk.apps.answers import Form, as_json, config_of, form_of, tell_notes
+from mmsdk.apps.answers import Form, as_json, check_shown, config_of, form_of, tell_notes
 from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
@@ -18,7 +18,7 @@ from mmsdk.generate.config import GenerationConfig
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.pipeline import Pipeline, pipeline
 from mmsdk.prompt import Prompt
-from mmsdk.vision.intake import check, load
+from mmsdk.vision.intake import load
 
 __all__ = ["run"]
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         check_path(Path(args.explain), paths)
     for path in paths:
-        check(path)
+        check_shown(path)
     steps = args.compress or "identity"
     with busy(f"loading {args.model}"):
         pipe = pipeline(
@@ -68,9 +68,7 @@ def _split(words: list[str]) -> tuple[list[str], str]:
     if not paths:
         raise InputError(f"no picture or clip was named; {USAGE}", item=question)
     for path in paths:
-        if path.lower().startswith(("http:", "https:")):
-            raise InputError("addresses are not fetched from here; download it first", item=path)
-        if not path.lower().startswith(("data:", "file:")) and not os.path.exists(path):
+        if not path.lower().startswith(("data:", "file:", "http:", "https:")) and not os.path.exists(path):
             raise InputError(f"there is no such file; the question comes last, as one word in quotes: {USAGE}", item=path)
     return paths, question
 

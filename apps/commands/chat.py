@@ -13,13 +13,13 @@ from contextlib import suppress
 from importlib import import_module
 
 from mmsdk.apps.adapters import adapted
-from mmsdk.apps.answers import config_of, form_of
+from mmsdk.apps.answers import check_shown, config_of, form_of
 from mmsdk.apps.console import busy
 from mmsdk.apps.talk import Talk, note, typed
 from mmsdk.errors import InputError, ModelError
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.pipeline import pipeline
-from mmsdk.vision.intake import check, load
+from mmsdk.vision.intake import load
 
 __all__ = ["run"]
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Talk until the input ends. A line that cannot be answered is told, and the next one is read; 2 at the end where there was any."""
     config = config_of(args, form_of(args))
     for path in args.words:
-        check(path)
+        check_shown(path)
     shown, steps = [load(path) for path in args.words], args.compress or "identity"
     with busy(f"loading {args.model}"):
         pipe = pipeline(

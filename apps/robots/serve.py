@@ -14,6 +14,7 @@ from types import FrameType
 
 from mmsdk.apps.loading import made
 from mmsdk.errors import InputError
+from mmsdk.vision.values import cause
 from mmsdk.vla.wire.server import Counts, PolicyServer
 from mmsdk.vla.wire.service import Service
 
@@ -65,7 +66,7 @@ def _key(path: str) -> str:
     try:
         key = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", item=path) from None
+        raise InputError(f"cannot be read: {cause(error)}", item=path) from None
     if not key:
         raise InputError("it is empty", item=path)
     return key

@@ -15,6 +15,7 @@ from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt, Role, Segment, Text, Turn
 from mmsdk.vision.intake import load_image, load_video
 from mmsdk.vision.types import Image, Video
+from mmsdk.vision.values import shown
 
 __all__ = ["Asked", "asked", "settled"]
 
@@ -73,7 +74,7 @@ def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
     wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     most = min(USUAL, settings.tokens) if wanted is None else wanted
     if most > settings.tokens:
-        raise RefusedError(400, f"{name} is {most}, but an answer has at most {settings.tokens} tokens here", "invalid_value", name)
+        raise RefusedError(400, f"{name} is {shown(most)}, but an answer has at most {settings.tokens} tokens here", "invalid_value", name)
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > STOPS:
         raise RefusedError(400, f"{len(stops)} stop strings, at most {STOPS} are looked for", "invalid_value", "stop")
@@ -100,7 +101,7 @@ def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
 def _check_likeliest(request: ChatRequest) -> None:
     count = request.top_logprobs or 0
     if not 0 <= count <= LIKELIEST:
-        raise RefusedError(400, f"top_logprobs is {count}, expected 0 to {LIKELIEST}", "invalid_value", "top_logprobs")
+        raise RefusedError(400, f"top_logprobs is {shown(count)}, expected 0 to {LIKELIEST}", "invalid_value", "top_logprobs")
     if count and not request.logprobs:
         raise RefusedError(400, "top_logprobs are told with logprobs; set that, too", "invalid_value", "top_logprobs")
 
@@ -109,7 +110,7 @@ def _copies(config: GenerationConfig, request: ChatRequest, settings: Settings) 
     """The settings of every answer that a request wants: they differ by their seeds."""
     count = 1 if request.n is None else request.n
     if not 1 <= count <= settings.rows:
-        told = f"n is {count}, expected 1 to {settings.rows}: so many are answered at one time"
+        told = f"n is {shown(count)}, expected 1 to {settings.rows}: so many are answered at one time"
         raise RefusedError(400, told, "invalid_value", "n")
     try:
         return tuple(replace(config, seed=config.seed + place) for place in range(count))

@@ -21,6 +21,7 @@ from mmsdk.apps.serve.settings import Settings
 from mmsdk.errors import InputError
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.pipeline import pipeline
+from mmsdk.vision.values import cause
 
 __all__ = ["run"]
 
@@ -87,7 +88,7 @@ def _keys(path: str) -> tuple[str, ...]:
     try:
         keys = tuple(Path(path).read_text(encoding="utf-8").split())
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", item=path) from None
+        raise InputError(f"cannot be read: {cause(error)}", item=path) from None
     if not keys:
         raise InputError("it is empty; write a key on each line", item=path)
     return keys

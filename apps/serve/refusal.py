@@ -4,6 +4,7 @@ from mmsdk.errors import InputError, MmsdkError
 
 __all__ = ["GoneError", "RefusedError", "refused"]
 
+LONGEST, PLACE = 2000, 200  # letters of a message and of a place: what was sent, which may be long, stands in both
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -14,8 +15,8 @@ class RefusedError(MmsdkError):
     """
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None, retry: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.retry = status, code, param, retry
+        super().__init__(message[:LONGEST])
+        self.status, self.code, self.param, self.retry = status, code, param and param[:PLACE], retry
 
     @property
     def told(self) -> dict[str, dict[str, str | None]]:

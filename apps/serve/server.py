@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mmsdk.apps.serve.app import build
 from mmsdk.apps.serve.service import Service
 from mmsdk.errors import InputError
+from mmsdk.vision.values import cause
 
 __all__ = ["listening", "serve", "serving"]
 
@@ -32,7 +33,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise InputError(f"cannot listen there: {error}", item=f"{host}:{port}") from None
+        raise InputError(f"cannot listen there: {cause(error)}", item=f"{host}:{port}") from None
 
 
 async def serve(service: Service, door: socket.socket, stop: asyncio.Event, ready: Callable[[str], None]) -> None:

@@ -3,12 +3,20 @@
 from dataclasses import dataclass
 
 from mmsdk.errors import InputError
-from mmsdk.vision.intake import Access, Limits, Sampling
+from mmsdk.vision.intake import Access, Limits, Sampling, Ways
 from mmsdk.vision.values import real, shown, whole
 
 __all__ = ["LONGEST", "Settings"]
 
 LONGEST = 86_400.0
+INSTEAD = "send what is there as a data: URI"
+WAYS = Ways(
+    host=f"{INSTEAD}, or start the server with --allow-host HOST",
+    network=f"{INSTEAD}, or start the server with --allow-network ADDRESS",
+    redirect="send the address that it leads to",
+    slow=INSTEAD,
+)
+"""What clients of a server are told to do about an address that it does not fetch from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Settings:
     @property
     def access(self) -> Access:
         """What addresses of media may reach."""
-        return Access(hosts=self.hosts, networks=self.networks, seconds=min(10.0, float(self.seconds)))
+        return Access(hosts=self.hosts, networks=self.networks, seconds=min(10.0, float(self.seconds)), ways=WAYS)
 
     @property
     def sampling(self) -> Sampling:

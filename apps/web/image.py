@@ -19,7 +19,7 @@ from mmsdk.apps.web.models import WEIGHTS, Models, weight_megabytes
 from mmsdk.compress import METHODS, compression
 from mmsdk.kv.memory import KINDS
 from mmsdk.tokencomp.audit import dropped
-from mmsdk.vision.intake import Limits
+from mmsdk.vision.intake import ANIMATED, Limits
 from mmsdk.vision.types import Image
 
 __all__ = ["tab"]
@@ -28,6 +28,7 @@ SAMPLE = SHIPPED / "scene.png"
 QUESTION = "Describe the picture."
 SIDE = 720  # pixels of the drawn picture's longer side
 GLOW = 0.0
+MOVING = "the first of several frames; the tab of clips reads them all"
 KEPT = {
     "dense": "as they are",
     "paged": "in blocks, shared",
@@ -137,7 +138,8 @@ class _Card:
         below = markup.facts(self._facts(said, said.answer)) + _stages(
             said.answer, max(said.answer.timings.total, other.answer.timings.total)
         )
-        notes = "".join(f'<p class="mm-note">{html.escape(note)}</p>' for sight in said.answer.sights for note in sight.notes)
+        told = [MOVING if note == ANIMATED else note for sight in said.answer.sights for note in sight.notes]
+        notes = "".join(f'<p class="mm-note">{html.escape(note)}</p>' for note in told)
         return markup.card(self._title, self._tag, str(said.answer), below + notes, chosen=self._chosen)
 
     def _facts(self, said: Said, answer: Answer) -> list[markup.Fact]:

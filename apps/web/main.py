@@ -29,6 +29,7 @@ from mmsdk.models.types import VLM
 from mmsdk.pipeline import find_device
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.vision.intake import Limits
+from mmsdk.vision.values import cause
 
 __all__ = ["opened", "run"]
 
@@ -113,7 +114,7 @@ def _free(host: str, port: int) -> int:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as door:
             found: int = door.getsockname()[1]
     except OSError as error:
-        raise InputError(f"cannot listen there: {error}", item=f"{host}:{port}") from None
+        raise InputError(f"cannot listen there: {cause(error)}", item=f"{host}:{port}") from None
     return found
 
 

@@ -1,7 +1,7 @@
 """How one request wants its text: how long, how random, how varied, where to end."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,7 +11,10 @@ from mmsdk.errors import InputError
 from mmsdk.generate.constrain import ANY, Constraint
 from mmsdk.vision.values import shown
 
-__all__ = ["GenerationConfig"]
+__all__ = ["GenerationConfig", "Stop", "stops"]
+
+Stop = str | Sequence[str] | None
+"""Where an answer ends, as pipelines take it: before a string, before the first of several, or nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,14 @@ class GenerationConfig:
         _real("top_p", self.top_p, lambda value: 0 < value <= 1, "a number above 0 and up to 1")
         _real("min_p", self.min_p, lambda value: 0 <= value <= 1, "a number from 0 to 1")
         _whole("seed", self.seed, 0, "a whole number from 0 to 2**63 - 1")
-        texts = isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)
-        _check("stop", self.stop, texts, "a tuple of strings, none of them empty")
+        _check("stop", self.stop, isinstance(self.stop, tuple), 'a tuple of strings; write stop=("\\n",), with the comma')
+        stops(self.stop)
         _real("repetition_penalty", self.repetition_penalty, _factor, "a number above 0 (1 is none)")
         _real("presence_penalty", self.presence_penalty, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0 is none)")
         _real("frequency_penalty", self.frequency_penalty, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0 is none)")
         _real("max_time", self.max_time, lambda value: value > 0, "a number of seconds above 0")
         _whole("logprobs", self.logprobs, 0, "a whole number of at least 0 (0 gives none)")
+        _check("constraint", self.constraint, isinstance(self.constraint, Constraint), 'a form; write Constraint.of(choice=["yes", "no"])')
 
     @property
     def penalised(self) -> bool:
@@ -72,6 +76,14 @@ class GenerationConfig:
     def plain(self) -> bool:
         """Whether the likeliest token is always the one that is said."""
         return self.temperature == 0 and not self.penalised and self.constraint.kind == "any"
+
+
+def stops(stop: Stop) -> tuple[str, ...]:
+    """The strings that end an answer; one may stand alone, as in OpenAI's API. Raises InputError for an empty one, and what is none."""
+    several = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    fits = isinstance(several, list | tuple) and all(isinstance(text, str) and text for text in several)
+    _check("stop", stop, fits, 'a string, or a list or tuple of strings, none of them empty; write stop="\\n"')
+    return tuple(several)
 
 
 def _factor(value: float) -> bool:

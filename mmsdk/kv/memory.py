@@ -27,6 +27,7 @@ from mmsdk.kv.rounded import WINDOW, RoundedPages
 from mmsdk.kv.rounding import Bits, names
 from mmsdk.kv.shape import Shape
 from mmsdk.kv.types import KVCache
+from mmsdk.vision.values import shown
 
 __all__ = ["KINDS", "DenseMemory", "Memory", "PagedMemory", "RoundedMemory", "Shape", "memory_of"]
 
@@ -205,17 +206,27 @@ def _more(copies: int, tokens: int, page: int) -> int:
     return (copies - 1) * (-(-tokens // page) + 2)
 
 
-def memory_of(kind: str) -> Memory:
-    """A memory by its name: "dense", "paged", the bits of older tokens, or a policy with its budget ("snapkv:0.25").
+def memory_of(kind: str | None) -> Memory:
+    """A memory by its name: "dense", "paged", the bits of older tokens, or a policy with its budget ("snapkv:0.25"); None is "dense".
 
     Raises InputError for another, PluginError for a knob that is wrong, BudgetError for a budget that cannot be.
     """
+    kind = "dense" if kind is None else kind
+    if not isinstance(kind, str):
+        raise InputError(f'{shown(kind)} names no memory; write a name, such as "paged", or "snapkv:0.25" (`mmsdk methods`)', item="kv")
     name = plugins.parse(kind).name if kind.strip() else kind
     if kind not in KINDS and name in plugins.available(POLICIES):
         return policy_of(kind)
     if kind not in KINDS:
-        raise InputError(f"{kind!r} is not known; choose {', '.join(KINDS)}, or one of {', '.join(plugins.available(POLICIES))}", item="kv")
+        raise InputError(f"{kind!r} is not known; {_choices(name)}", item="kv")
     for bits in names():
         if bits == kind:
             return RoundedMemory(bits)
     return DenseMemory() if kind == "dense" else PagedMemory()
+
+
+def _choices(name: str) -> str:
+    """What was meant by a name that is not known, and all that there is."""
+    policies = plugins.available(POLICIES)
+    near = plugins.near(name, [*KINDS, *policies])
+    return f"{near}choose {', '.join(KINDS)}, or one of {', '.join(policies)}"

@@ -21,6 +21,7 @@ from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.states import States
 from mmsdk.vision.projector import Projected
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.values import brief
 from mmsdk.weights.folder import Folder
 from mmsdk.weights.llava import language_of, renamed, tower_of
 from mmsdk.weights.modules import filled
@@ -55,6 +56,9 @@ class PaliGemma:
     tokenizer: TextTokenizer
     begin: int
     stop_ids: frozenset[int]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def context(self) -> int:

@@ -13,8 +13,9 @@ from mmsdk.encoded import Encoded
 from mmsdk.prompt import Layout, Prompt
 from mmsdk.template import Piece, Template, Turn
 from mmsdk.vision.types import Media, VisionEncoder, VisualTokens
+from mmsdk.vision.values import brief
 
-__all__ = ["VLM", "Assembled", "Codec", "Connector", "Stands", "Tokenizer"]
+__all__ = ["VLM", "Assembled", "Codec", "Connected", "Connector", "Stands", "Tokenizer"]
 
 Connector = Callable[[Sequence[VisualTokens]], list[Float[Tensor, "_ d"]]]
 """Visual tokens of several inputs to embeddings."""
@@ -88,6 +89,16 @@ class VLM(Protocol):
         ...
 
 
+@runtime_checkable
+class Connected(VLM, Protocol):
+    """A model whose projector can be had by itself, as those from checkpoints have it."""
+
+    @property
+    def connector(self) -> Connector:
+        """What `connect` projects with."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """A `VLM` from a checkpoint: its parts, its own chat template, and what `stands` in that template's place for a picture or a clip.
@@ -103,6 +114,9 @@ class Assembled:
     stands: Stands
     stop_ids: frozenset[int]
     axes: Axes = LINE
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -48,6 +48,7 @@ from mmsdk.seeing import parted
 from mmsdk.serve.job import Event, Job, Outcome, Reading, laid_with
 from mmsdk.serve.pools import pool_of
 from mmsdk.stages import Clock, Row, device_of, lay_out, legible
+from mmsdk.vision.values import shown, whole
 
 __all__ = ["Engine", "Event", "Outcome"]
 
@@ -63,8 +64,8 @@ class Engine:
         Raises InputError for a size below 1, where the pipeline compresses inside the decoder, and where its memory does not fit its model.
         """
         for name, size in (("rows", rows), ("chunk", chunk)):
-            if size < 1:
-                raise InputError(f"it is {size}, it must be at least 1", item=name)
+            if not whole(size, 1):
+                raise InputError(f"it is {shown(size)}, expected a whole number of at least 1", item=name)
         if pipe.compression.inside_decoder:
             raise InputError("an engine reads prompts in chunks, and a method inside the decoder needs them whole", item="compress")
         self._pipe, self._rows, self._chunk = pipe, rows, chunk

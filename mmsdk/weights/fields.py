@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from mmsdk.errors import ModelError, WeightsError
+from mmsdk.vision.values import cause
 
 __all__ = ["Fields", "read_fields"]
 
@@ -100,7 +101,7 @@ def read_fields(path: Path) -> Fields:
     try:
         values = json.loads(path.read_bytes())
     except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {error}") from error
+        raise WeightsError(f"{path} cannot be read: {cause(error)}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(values, dict):

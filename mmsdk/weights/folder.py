@@ -23,6 +23,7 @@ from tokenizers import Tokenizer as Backend
 from mmsdk.errors import ModelError, WeightsError
 from mmsdk.template import Template
 from mmsdk.tokenizer import TextTokenizer
+from mmsdk.vision.values import cause
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
@@ -126,7 +127,7 @@ class Folder:
             try:
                 return path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise WeightsError(f"{path} cannot be read: {error}") from error
+                raise WeightsError(f"{path} cannot be read: {cause(error)}") from error
         settings = [self._settings("chat_template.json"), self.processor, self._settings(_WORDS)]
         found = [_default(one.values.get("chat_template")) for one in settings]
         return next((source for source in found if source), "")

@@ -18,6 +18,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from mmsdk.errors import WeightsError
+from mmsdk.vision.values import cause
 from mmsdk.weights.gguf_blocks import unpack
 
 __all__ = ["GGUFFile", "GGUFTensor", "Value", "read_file"]
@@ -61,7 +62,7 @@ def read_file(path: Path) -> GGUFFile:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read: {error}") from error
+        raise WeightsError(f"{path} cannot be read: {cause(error)}") from error
     try:
         return _parsed(path, _Cursor(data))
     except (struct.error, UnicodeDecodeError, ValueError) as error:

@@ -6,8 +6,8 @@ Only weights in safetensors, settings and tokenizers are fetched. Code that a re
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, XetDownloadError
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, XetDownloadError
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx or httpx2, whichever this version of the hub's client uses
 
 from mmsdk.errors import WeightsError
@@ -34,7 +34,25 @@ def resolve(name: str, wanted: Sequence[str] = WEIGHTS) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=_UNWANTED))
     except HFValidationError as error:
         raise WeightsError(f'{name!r} is neither a folder nor a name like "org/name"') from error
+    except LocalEntryNotFoundError as error:
+        raise WeightsError(f"{name} is no folder here and cannot be fetched from the hub: {_unreached(name, error)}") from error
     except _FAILURES as error:
-        # the hub's errors go on for paragraphs
-        cause = str(error).strip().partition("\n")[0]
-        raise WeightsError(f"{name} is no folder here and cannot be fetched from the hub: {type(error).__name__}: {cause}") from error
+        raise WeightsError(f"{name} is no folder here and cannot be fetched from the hub: {_told(error)}") from error
+
+
+def _unreached(name: str, error: LocalEntryNotFoundError) -> str:
+    """Why nothing comes from the hub, and what to do about it: the client itself tells that something is not in its cache."""
+    why = error.__cause__
+    if isinstance(why, OfflineModeIsEnabled):
+        reason, fix = "HF_HUB_OFFLINE is set, so that it is not asked", "set HF_HUB_OFFLINE=0"
+    else:
+        reason, fix = "it cannot be reached" + (f" ({_told(why)})" if why else ""), "see that this machine has a network"
+    return (
+        f"{reason}, and not all that is needed was fetched before into {constants.HF_HUB_CACHE}; {fix}, copy that folder from a machine "
+        f"that has it (HF_HUB_CACHE names another one), or give the folder that `hf download {name} --local-dir FOLDER` makes elsewhere"
+    )
+
+
+def _told(error: BaseException) -> str:
+    # the hub's errors go on for paragraphs
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

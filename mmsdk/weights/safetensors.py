@@ -15,6 +15,7 @@ import safetensors
 from torch import Tensor
 
 from mmsdk.errors import ModelError, WeightsError
+from mmsdk.vision.values import cause
 from mmsdk.weights.fields import read_fields
 
 __all__ = ["Checkpoint", "open_checkpoint", "open_file"]
@@ -169,7 +170,7 @@ def _opened(path: Path) -> safetensors.safe_open:
     try:
         return safetensors.safe_open(path, framework="pt")
     except (OSError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"{path} is missing or damaged: {error}") from error
+        raise WeightsError(f"{path} is missing or damaged: {cause(error)}") from error
 
 
 def _pickles(folder: Path) -> str:

@@ -57,7 +57,7 @@ def test_options_may_stand_between_and_sources_be_of_any_kind(
     assert main(words) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["tokens"]["visual"] == 768 and shown.out.isascii()
-    assert f"{moving}: the first of several frames" in shown.err and shown.err.count("\n") == 1
+    assert f"{moving}: the first of several frames; in `mmsdk chat`, /video reads them all" in shown.err and shown.err.count("\n") == 1
 
 
 class Reader(io.StringIO):

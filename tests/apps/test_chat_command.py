@@ -93,11 +93,19 @@ def test_turns_are_edited_dropped_listed_and_saved(
     assert [turn["question"] for turn in after["turns"]] == ["What goes on?", "Why?"]
     kept = json.loads(saved.read_text())
     assert kept["turns"] == after["turns"] and kept["turns"][1]["answer"] == why["text"] and kept["system"] == ""
-    heard(monkeypatch, "What?", f"/save {saved}", "/edit 2 What?", "/edit What?", "/drop 0", "/drop", "/video", "/save", "/undo", "/undo")
+    elsewhere = ["/image https://example.org/a.png", "/video file:///a.mp4", f"/save {tmp_path / 'nowhere' / 'talk.json'}"]
+    heard(
+        monkeypatch, "What?", f"/save {saved}", "/edit 2 What?", "/edit What?", "/drop 0", "/drop", "/video", "/save", *elsewhere, "/undo",
+        "/undo", "/drop -1",
+    )  # fmt: skip
     assert main([*words, "--json"]) == 2
     errors = [one["error"] for one in objects(capsys)[1:]]
-    assert [error["item"] for error in errors] == [str(saved), "turn", "turn", "turn", "turn", "/video", "/save", "turn"]
-    assert "such a file already" in errors[0]["message"] and "they are 1 to 1" in errors[1]["message"]
+    items = [str(saved), "turn", "turn", "turn", "turn", "/video", "/save", *(line.partition(" ")[2] for line in elsewhere), "turn", "turn"]
+    assert [error["item"] for error in errors] == items
+    assert "such a file already" in errors[0]["message"] and "there is no turn 2; there is one, and it is turn 1" in errors[1]["message"]
+    assert "download it first" in errors[7]["message"] and "pass the path itself" in errors[8]["message"]
+    assert errors[9]["message"].endswith("it cannot be written: No such file or directory") and ".part" not in errors[9]["message"]
+    assert all("nothing was asked yet" in error["message"] and "-1" not in error["message"] for error in errors[10:])
     assert json.loads(saved.read_text()) == kept
 
 

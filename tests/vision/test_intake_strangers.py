@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from typing import NoReturn
 
+import jaxtyping
 import numpy as np
 import PIL.Image
 import pytest
@@ -209,6 +211,17 @@ def test_addresses_of_nothing_are_named(address: str) -> None:
     with pytest.raises(InputError) as error:
         load(address, access=Access(hosts=("*",), files=True))
     assert error.value.item and "folder" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["sampling", "limits", "access"])
+def test_settings_of_another_kind_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # without the check of types at every call, as users run it
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    calls: list[Callable[..., object]] = [load, load_video, lambda source, **how: load_all([source], **how)]
+    for call in calls if name == "sampling" else [*calls, load_image, check]:
+        for value in (5, None, "all"):
+            with pytest.raises(InputError, match=rf"^{name}: it is .*, expected {name}=mmsdk\.\w+\(\.\.\.\), or nothing"):
+                call("nowhere.png", **{name: value})
 
 
 def test_an_address_may_have_space_around_it() -> None:

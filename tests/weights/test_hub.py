@@ -129,6 +129,19 @@ def test_a_gguf_file_that_is_asked_for_is_fetched_with_the_rest(hub: Hub) -> Non
     assert hub.fetched() == {"config.json", "text.gguf"}
 
 
+def test_a_hub_that_is_not_asked_or_not_reached_is_told_with_the_ways_around_it(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    close_session()
+    around = r"copy that folder .* or give the folder that `hf download org/model --local-dir FOLDER` makes elsewhere$"
+    far = r"the hub: it cannot be reached \(ConnectError: .*; see that this machine has a network"
+    with pytest.raises(WeightsError, match=f"{far}, {around}"):
+        resolve("org/model")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match=rf"the hub: HF_HUB_OFFLINE is set, .*; set HF_HUB_OFFLINE=0, {around}") as told:
+        resolve("org/model")
+    assert "\n" not in str(told.value) and str(constants.HF_HUB_CACHE) in str(told.value)
+
+
 def test_a_proxy_that_refuses_is_a_weights_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
     for name in ("HTTPS_PROXY", "https_proxy"):

@@ -7,11 +7,24 @@ from dataclasses import dataclass
 from mmsdk.errors import InputError
 from mmsdk.vision.values import real, shown, whole
 
-__all__ = ["ACCESS", "PORTS", "Access"]
+__all__ = ["ACCESS", "PORTS", "Access", "Ways"]
 
 PORTS = {"http": 80, "https": 443}
 LONGEST = 1e6
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What messages tell to do about what may not be reached: each program has ways of its own; these are Python's.
+
+    "HOST" in them stands for the host that was asked for, "ADDRESS" for where it is.
+    """
+
+    host: str = 'allow it: mmsdk.load(address, access=mmsdk.Access(hosts=("HOST",)))'
+    network: str = 'allow its network: mmsdk.Access(hosts=("HOST",), networks=("ADDRESS",))'
+    redirect: str = "mmsdk.Access(redirects=...) follows more"
+    slow: str = "mmsdk.Access(seconds=...) waits longer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +34,7 @@ class Access:
     `hosts`: names that may be fetched from by http or https: "images.example.org", "*.example.org" (any name below it), "*" (any), with
     ":port" for ports other than 80 and 443. `networks`: networks that count as public although they are not, such as "10.1.0.0/16".
     `redirects`: how many are followed. `seconds`: for the whole transfer, redirects included. `files`: whether file: addresses are read.
+    `ways`: what messages tell to do about what may not be reached.
     """
 
     hosts: tuple[str, ...] = ()
@@ -28,6 +42,7 @@ class Access:
     redirects: int = 0
     seconds: float = 10.0
     files: bool = False
+    ways: Ways = Ways()
 
     def __post_init__(self) -> None:
         _check_several("hosts", self.hosts, "images.example.org")

@@ -15,7 +15,7 @@ from mmsdk.errors import InputError
 from mmsdk.vision.intake.arrays import Array
 from mmsdk.vision.intake.source import Frame, named_unreadable
 from mmsdk.vision.sampling import UNSEEN, Sampling
-from mmsdk.vision.values import real, shown
+from mmsdk.vision.values import brief, real, shown
 
 __all__ = ["Frames", "check_times", "counted", "noted", "timed"]
 
@@ -32,6 +32,9 @@ class Frames:
     times: Sequence[float] = ()
     fps: float = 1.0
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 def counted(clip: Frames) -> int:
     """How many frames there are. Raises InputError for none, and for what would be taken apart into something else: a name into letters."""
@@ -42,7 +45,8 @@ def counted(clip: Frames) -> int:
         if pictures.ndim != 4:
             raise InputError(f"an array of shape {tuple(pictures.shape)} is no clip; expected t h w c or t c h w", item="frames")
     elif isinstance(pictures, str | bytes | bytearray | memoryview) or not isinstance(pictures, Sequence):
-        raise InputError(f"expected a list of pictures or an array, not {type(pictures).__name__}; load_video reads files", item="frames")
+        told = f"expected a list of pictures or an array, not {type(pictures).__name__}"
+        raise InputError(f"{told}; mmsdk.load_video reads files", item="frames")
     # the sequence may be the caller's own
     with named_unreadable("frames"):
         count = len(pictures)

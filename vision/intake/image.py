@@ -25,7 +25,10 @@ from mmsdk.vision.intake.png import keyed_out
 from mmsdk.vision.intake.source import Encoded
 from mmsdk.vision.types import Image
 
-__all__ = ["assumed", "decode", "named_failures", "picture_in", "rgb"]
+__all__ = ["ANIMATED", "assumed", "decode", "named_failures", "picture_in", "rgb"]
+
+ANIMATED = "the first of several frames; mmsdk.load_video reads them all"
+"""The note on an animation that was taken for a picture; programs without Python have other words for what to do."""
 
 # What PIL's decoders were seen to raise at damage; warnings, because a program may have made them errors.
 DAMAGE = (
@@ -114,7 +117,7 @@ class _Whole(io.BytesIO):
 
 def _factory(kind: Kind, item: str) -> Callable[[BinaryIO], PIL.ImageFile.ImageFile]:
     if kind.clip:
-        raise InputError(f"{kind.name} is a clip; load_video reads it", item=item)
+        raise InputError(f"{kind.name} is a clip; hand it over as one: mmsdk.load_video, in a request video_url", item=item)
     if kind.name == "JPEG":
         # what PIL registers for it also looks for further pictures in the file, and warns of what it does not find
         return PIL.JpegImagePlugin.JpegImageFile
@@ -155,7 +158,7 @@ def _notes(picture: PIL.Image.Image) -> tuple[str, ...]:
         return ()
     # A phone's JPEG may carry a depth map or preview as a second picture (MPO), which is no animation.
     several = picture.format != "MPO" and getattr(picture, "is_animated", False)
-    return ("the first of several frames; load_video reads them all",) if several else ()
+    return (ANIMATED,) if several else ()
 
 
 def _small(picture: PIL.Image.Image) -> bool:

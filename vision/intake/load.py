@@ -23,6 +23,7 @@ from mmsdk.vision.intake.stranger import CLIP, stranger
 from mmsdk.vision.intake.video import decode_clip
 from mmsdk.vision.sampling import Sampling
 from mmsdk.vision.types import Image, Media, Video
+from mmsdk.vision.values import shown
 
 __all__ = ["Frames", "Source", "check", "load", "load_all", "load_image", "load_video"]
 
@@ -41,6 +42,7 @@ def load(
     A clip is a video container, an array of four dimensions, `Frames`, or a sequence of pictures; all else is a picture, an animation too:
     its first frame, with a note (`load_video` reads it as a clip). Raises InputError.
     """
+    _check_settings(sampling, limits, access)
     if isinstance(source, Image | Video):
         return _sound(source)
     if _written(source):
@@ -59,6 +61,7 @@ def load_image(source: Source, *, limits: Limits = LIMITS, background: Colour = 
     From a path, bytes, file object, data URI, PIL image, array or tensor (h w, h w c, c h w; where both ends could be channels, an array
     is h w c and a tensor c h w), or an `Image`, which is returned as it is. Raises InputError.
     """
+    _check_settings(EIGHT, limits, access)
     if isinstance(source, Image):
         _sound(source)
         return source
@@ -81,6 +84,7 @@ def load_video(
     From a path, bytes, file object or data URI of a video or an animation, from `Frames`, a sequence of pictures or an array t h w c or
     t c h w (one frame a second, for want of a better word), or a `Video`, which is returned as it is. Raises InputError.
     """
+    _check_settings(sampling, limits, access)
     if isinstance(source, Video):
         _sound(source)
         return source
@@ -98,6 +102,7 @@ def load_all(
     sources: Sequence[Source], *, sampling: Sampling = EIGHT, limits: Limits = LIMITS, background: Colour = WHITE, access: Access = ACCESS
 ) -> list[Image | Video | InputError]:
     """Each source as `load` gives it; one that cannot be used becomes its error, which names its place, and leaves the others alone."""
+    _check_settings(sampling, limits, access)
     results: list[Image | Video | InputError] = []
     for index, source in enumerate(sources):
         try:
@@ -109,8 +114,15 @@ def load_all(
 
 def check(source: EncodedSource, *, limits: Limits = LIMITS, access: Access = ACCESS) -> None:
     """Raise InputError where a file, an address or bytes cannot be a picture or a clip, told by the first bytes; nothing is decoded."""
+    _check_settings(EIGHT, limits, access)
     with opened(source, limits, access):
         pass
+
+
+def _check_settings(sampling: object, limits: object, access: object) -> None:
+    for name, value, kind in (("sampling", sampling, Sampling), ("limits", limits, Limits), ("access", access, Access)):
+        if not isinstance(value, kind):
+            raise InputError(f"it is {shown(value)}, expected {name}=mmsdk.{kind.__name__}(...), or nothing", item=name)
 
 
 def _written(source: Source) -> TypeGuard[EncodedSource]:

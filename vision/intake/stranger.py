@@ -16,7 +16,7 @@ def stranger(source: object, told: str = PICTURE) -> InputError:
     """The error for something that is none of what is accepted: it tells its type, of a number its value, and what to do with it."""
     name = type(source).__name__
     what = f"{name} {shown(source)}" if isinstance(source, int | float | complex) else name
-    hint = _hint(source) or ("; load_video reads clips" if told == PICTURE and isinstance(source, Video | Sequence) else "")
+    hint = _hint(source) or ("; mmsdk.load_video reads clips" if told == PICTURE and isinstance(source, Video | Sequence) else "")
     return InputError(f"{what} {told}{hint}", item="source")
 
 

@@ -53,7 +53,7 @@ def file_path(uri: str, allowed: bool) -> Path:
     """The path that a file: URI names; InputError where such URIs are not allowed, or where it names no file or another machine."""
     if not allowed:
         raise InputError(
-            "file: addresses are not followed; pass the path itself, or allow them with load(path, access=Access(files=True))",
+            "file: addresses are not followed; pass the path itself, or allow them: mmsdk.load(address, access=mmsdk.Access(files=True))",
             item=uri[:200],
         )
     try:

@@ -37,15 +37,14 @@ def fetch(url: str, access: Access, limits: Limits, resolver: Resolve = resolve)
     Raises InputError, naming the address without its query, where it may not be reached, does not answer with 200, is too large, or is
     not complete within `access.seconds`.
     """
-    deadline = _Deadline(access.seconds)
+    deadline = _Deadline(access.seconds, access.ways.slow)
     for _ in range(access.redirects + 1):
         item = _shown(url)
         parts, host, port = _parsed(url, item)
         if not access.admits(host, port):
-            raise InputError(
-                f"{host}:{port} is not among the hosts that may be fetched from; allow it with load(address, access=Access(hosts=...))",
-                item=item,
-            )
+            named = host if port in PORTS.values() else f"{host}:{port}"
+            told = f"{host}:{port} is not among the hosts that may be fetched from"
+            raise InputError(f"{told}; {access.ways.host.replace('HOST', named)}", item=item)
         addresses = _checked(host, port, access, resolver, item)
         answer = _get(parts, host, port, addresses, deadline, limits, item)
         if isinstance(answer, bytes):
@@ -54,7 +53,8 @@ def fetch(url: str, access: Access, limits: Limits, resolver: Resolve = resolve)
         if parts.scheme == "https" and not target.lower().startswith("https:"):
             raise InputError("redirects from https to an address that is not https", item=item)
         url = target
-    raise InputError(f"redirects further than is followed (Access.redirects is {access.redirects}): to {_shown(url)}", item=item)
+    told = f"redirects further than is followed (at most {access.redirects}), to {_shown(url)}"
+    raise InputError(f"{told}; {access.ways.redirect}", item=item)
 
 
 def _shown(url: str) -> str:
@@ -86,9 +86,8 @@ def _checked(host: str, port: int, access: Access, resolver: Resolve, item: str)
         raise InputError(f"the host {host} has no address", item=item)
     for address in addresses:
         if not access.reaches(address):
-            raise InputError(
-                f"{host} is at {address}, which is not public; allow it with load(address, access=Access(networks=...))", item=item
-            )
+            way = access.ways.network.replace("HOST", host).replace("ADDRESS", address.partition("%")[0])
+            raise InputError(f"{host} is at {address}, which is not public; {way}", item=item)
     return addresses
 
 
@@ -102,7 +101,7 @@ def _get(parts: SplitResult, host: str, port: int, addresses: list[str], deadlin
             raise error if isinstance(error, InputError) else InputError(f"cannot be fetched: {error}", item=item) from None
     # a body of untold length that was cut off looks whole
     if deadline.over:
-        raise InputError(f"not complete within {deadline.seconds:g} s (Access.seconds)", item=item)
+        raise InputError(f"not complete within {deadline.seconds:g} s; {deadline.way}", item=item)
     return answer
 
 
@@ -142,8 +141,8 @@ def _location(answer: http.client.HTTPResponse, item: str) -> str:
 class _Deadline:
     """Cuts the connection when the time for the whole transfer is over, however slowly its bytes trickle in."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, way: str) -> None:
+        self.seconds, self.way = seconds, way
         self._end = time.monotonic() + seconds
 
     @property

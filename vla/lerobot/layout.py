@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import cause
 from mmsdk.vla.contract import Contract
 
 __all__ = [
@@ -142,7 +143,7 @@ def read_info(root: Path) -> Info:
     try:
         told = json.loads((root / INFO).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", item=item) from None
+        raise InputError(f"cannot be read: {cause(error)}", item=item) from None
     version = told.get("codebase_version") if isinstance(told, dict) else None
     if version != VERSION:
         raise InputError(f"is of version {version!r}, expected {VERSION!r}; lerobot converts older ones", item=item)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.vision.types import Image
+from mmsdk.vision.values import cause
 from mmsdk.vla.contract import Contract
 from mmsdk.vla.contract_file import contract_text
 from mmsdk.vla.lerobot.layout import ACTION, EPISODES, INFO, PICTURE, STATE, STATS, TASKS, Feature, Info, features_of, placed
@@ -54,7 +55,7 @@ class DatasetWriter:
         try:
             root.mkdir(parents=True)
         except OSError as error:
-            raise InputError(f"no dataset can be made there: {error}", item=str(root)) from None
+            raise InputError(f"no dataset can be made there: {cause(error)}", item=str(root)) from None
         self.root, self._contract, self._features, self._fps, self._largest = root, contract, features, fps, largest
         self._tasks: dict[str, int] = {}
         self._episodes: list[dict[str, Any]] = []

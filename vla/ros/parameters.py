@@ -19,6 +19,7 @@ from typing import Literal, get_args
 import yaml
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import cause
 from mmsdk.vla.strict_yaml import read_yaml
 
 __all__ = ["Kind", "Parameter", "Parameters", "Scalar", "Value", "load_parameters", "parse_parameters"]
@@ -150,7 +151,7 @@ def load_parameters(path: str | Path, node: str) -> dict[str, object]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", item=str(path)) from None
+        raise InputError(f"cannot be read: {cause(error)}", item=str(path)) from None
     return parse_parameters(text, node, str(path))
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.vision.values import cause
 
 __all__ = ["Pair", "read_page", "write_page"]
 
@@ -31,7 +32,7 @@ def read_page(path: Path) -> Pair:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"the page cannot be read: {error}", item=str(path)) from error
+        raise InputError(f"the page cannot be read: {cause(error)}", item=str(path)) from error
     digest, body = content[:32], content[32:]
     if hashlib.sha256(body).digest() != digest:
         raise InputError("the page is damaged: its checksum is another", item=str(path))

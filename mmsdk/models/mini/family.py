@@ -26,6 +26,7 @@ from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.types import VisualTokens
+from mmsdk.vision.values import brief
 from mmsdk.vision.vit import ViT
 from mmsdk.vision.weights import vit_from_onnx
 from mmsdk.weights.bundle import Bundle, bundle, pull
@@ -45,6 +46,9 @@ class Mini:
     tokenizer: Tokenizer
     context: int
     stop_ids: frozenset[int] = frozenset({EOS})
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def connect(self, tokens: Sequence[VisualTokens]) -> list[Float[Tensor, "_ d"]]:
         """Project features with their places; all inputs in one pass."""
