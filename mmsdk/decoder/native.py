@@ -7,7 +7,9 @@ piece of memory or pages, else two or three a layer. Everything else (prompts, g
 attention, adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
 """
 
-from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -37,9 +39,6 @@ from mmsdk.quant.int8 import Int8Linear
 
 __all__ = ["NativeRun", "NativeStep", "hasten"]
 
-# A dictionary of a module's, a name in it, what stood there, and the address of its numbers.
-Part = tuple[Mapping[str, object], str, object, int]
-
 
 def hasten(decoder: Decoder, room: Room | None = None) -> None:
     """Let decode steps go through C++, which is compiled at the first time. Nothing happens where that cannot be.
@@ -56,6 +55,37 @@ def hasten(decoder: Decoder, room: Room | None = None) -> None:
         decoder.express = NativeRun(decoder)
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Every module and tensor of a layer: the modules' own dictionaries, a name in each, what stood there, and where numbers were.
+
+    Asked at every step, of some hundred of them, so that no line of Python runs for each.
+    """
+
+    owners: tuple[dict[str, Any], ...]
+    names: tuple[str, ...]
+    ones: tuple[object, ...]
+    tensors: tuple[Tensor, ...]
+    places: list[int]
+
+    @staticmethod
+    def of(layer: Layer) -> "Parts":
+        """Of a layer as it is now."""
+        owners: list[dict[str, Any]] = [part for one in layer.modules() for part in (one._modules, one._parameters, one._buffers)]
+        held = [(owner, name, one) for owner in owners for name, one in owner.items()]
+        tensors = tuple(one for _, _, one in held if isinstance(one, Tensor))
+        whose, names, ones = zip(*held, strict=True)
+        return Parts(whose, names, ones, tensors, [one.data_ptr() for one in tensors])
+
+    @property
+    def same(self) -> bool:
+        """Whether each entry is still the object, in the memory, that it was."""
+        return all(map(is_, map(dict.get, self.owners, self.names), self.ones)) and list(map(Tensor.data_ptr, self.tensors)) == self.places
+
+
+_NOTHING = Parts((), (), (), (), [])
+
+
 class NativeStep:
     """A layer's decode step. It holds the weights that it was made from, and is made anew where the layer has others by now.
 
@@ -65,7 +95,7 @@ class NativeStep:
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         # In one piece, so that no thread sees the one without the other.
-        self._made: tuple[list[Part], native.Layer | None] = [], None
+        self._made: tuple[Parts, native.Layer | None] = _NOTHING, None
 
     def __reduce__(self) -> tuple[type["NativeStep"], tuple[Layer]]:
         """A copy points to its own layer's weights."""
@@ -75,10 +105,9 @@ class NativeStep:
     def made(self) -> native.Layer | None:
         """The layer as the library takes it; none where something in it is not what the library knows."""
         parts, made = self._made
-        # Asked at every step: whether each entry of the modules' own dictionaries is still the object, in the memory, that it was.
-        if not parts or any(owner.get(name) is not one or _where(one) != where for owner, name, one, where in parts):
+        if parts is _NOTHING or not parts.same:
             # The parts first: what changes in between is noticed at the next step.
-            parts, made = list(_parts(self.layer)), _native(self.layer)
+            parts, made = Parts.of(self.layer), _native(self.layer)
             self._made = parts, made
         return made
 
@@ -149,17 +178,6 @@ def _plain(layer: Layer) -> bool:
 def _turns(rotation: Rotation, rows: int, half: int) -> tuple[Float[Tensor, "m f"], Float[Tensor, "m f"]]:
     cos, sin = (part.expand(rows, 1, 1, half).reshape(rows, -1).bfloat16().contiguous() for part in (rotation.cos, rotation.sin))
     return cos, sin
-
-
-def _parts(layer: Layer) -> Iterator[Part]:
-    """Every module and tensor of a layer, with the dictionary and the name that it stands under, and where its numbers are."""
-    for module in layer.modules():
-        for owner in (module._modules, module._parameters, module._buffers):
-            yield from ((owner, name, one, _where(one)) for name, one in owner.items())
-
-
-def _where(one: object) -> int:
-    return one.data_ptr() if isinstance(one, Tensor) else 0
 
 
 def _native(layer: Layer) -> native.Layer | None:
