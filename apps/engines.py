@@ -69,12 +69,14 @@ class Said:
 class Memory:
     """Of a process, in millions of bytes: the most it ever held, and what it holds now; none where the system does not tell.
 
-    `step` is what one token reads of the weights, where the engine is ours.
+    `step` is what one token reads of the weights, and `work` the millions of operations that the products of the layers take for it, where
+    the engine is ours.
     """
 
     peak: float | None
     now: float | None
     step: float | None
+    work: float | None
 
 
 @runtime_checkable
@@ -87,6 +89,10 @@ class Engine(Protocol):
 
     def step(self) -> float | None:
         """Millions of bytes of weights that one token reads, where that is known."""
+        ...
+
+    def work(self) -> float | None:
+        """Millions of operations in the products of all layers for one token (a multiplication and an addition are two)."""
         ...
 
 
@@ -205,6 +211,11 @@ class _Ours:
         spare = 0 if config.tied else config.vocabulary * config.width * self.dtype.itemsize
         return (weights - spare) / 1e6
 
+    def work(self) -> float:
+        config = self.decoder.config
+        outputs = (2 * config.heads + 2 * config.kv_heads) * config.head_dim + 3 * config.inner
+        return 2 * config.layers * config.width * outputs / 1e6
+
     def _run(self, ids: Sequence[int], room: int) -> tuple[Tensor, DenseCache]:
         config = self.decoder.config
         sizes = config.layers, 1, config.kv_heads, config.entry, len(ids) + room
@@ -235,6 +246,9 @@ class _Transformers:
         return sum(_lost(part.float(), wanted) for part, wanted in parts)
 
     def step(self) -> None:
+        return None
+
+    def work(self) -> None:
         return None
 
 
@@ -283,6 +297,9 @@ class _LlamaCpp:
     def step(self) -> None:
         return None
 
+    def work(self) -> None:
+        return None
+
 
 def _lost(scores: Tensor, wanted: Tensor) -> float:
     return float(F.cross_entropy(scores, wanted, reduction="sum"))
@@ -293,4 +310,4 @@ def _memory(engine: Engine) -> Memory:
     lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
     kilobytes = {name: float(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if name in ("VmHWM", "VmRSS")}
     peak, now = (kilobytes[name] * 1024 / 1e6 if name in kilobytes else None for name in ("VmHWM", "VmRSS"))
-    return Memory(peak, now, engine.step())
+    return Memory(peak, now, engine.step(), engine.work())

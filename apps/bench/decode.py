@@ -4,7 +4,6 @@ import importlib.util
 import math
 import pydoc_data.topics
 import statistics
-import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import torch
 
 from mmsdk.apps.console import Cell
 from mmsdk.apps.engines import Contender, Said, Worker
+from mmsdk.apps.speed import measured
 from mmsdk.errors import InputError
 from mmsdk.vision.values import cause
 from mmsdk.weights.bundle import pull
@@ -25,7 +25,6 @@ from mmsdk.weights.gguf_tokenizer import tokenizer_of
 
 __all__ = ["Decode"]
 
-_STREAMED = 1 << 28
 _WARM = 4
 
 
@@ -50,11 +49,13 @@ class Decode:
     threads: int = 0
 
     def __call__(self) -> list[dict[str, Cell]]:
-        """Rows {engine, weights, prefill_tok_s, decode_tok_s, ratios, peak_mb, memory_mb, perplexity, step_mb, of_stream}, one a contender.
+        """Rows {engine, weights, prefill_tok_s, decode_tok_s, ratios, peak_mb, memory_mb, perplexity, step_mb, of_stream,
+        of_products}, one a contender.
 
         Speeds are medians over the rounds, ratios (`decode_x_transformers`) medians of the ratios within a round. `peak_mb` is the most
         that the process held, loading included, `memory_mb` what it holds at work. `step_mb` is what our decoder reads of its weights for
-        a token, `of_stream` that times the speed, as a share of what this machine reads at most.
+        a token, `of_stream` that times the speed, as a share of what this machine reads at most; `of_products` is the share of a prompt's
+        operations, attention left out, in what torch's bfloat16 products reach here.
         """
         path = self._path()
         ids = self._ids(path)
@@ -65,7 +66,7 @@ class Decode:
             rounds = self._raced(workers, ids)
             memory = [worker.memory() for worker in workers]
             lost = [self._perplexity(worker, ids) for worker in workers]
-        stream = _stream()
+        roof = measured(torch.device("cpu"))
         return [
             {
                 **asdict(contender),
@@ -75,7 +76,8 @@ class Decode:
                 "memory_mb": memory[place].now,
                 "perplexity": lost[place],
                 "step_mb": memory[place].step,
-                "of_stream": _share(memory[place].step, speeds["decode_tok_s"], stream),
+                "of_stream": _share(memory[place].step, speeds["decode_tok_s"], roof.memory),
+                "of_products": _share(memory[place].work, speeds["prefill_tok_s"], roof.products["bfloat16"]),
             }
             for place, contender in enumerate(contenders)
         ]
@@ -148,19 +150,8 @@ def _ratio(ours: Said, theirs: Said, what: str) -> float:
     return theirs.first / ours.first if what == "prefill" else theirs.rest / ours.rest
 
 
-def _share(step: float | None, decode_tok_s: float, stream: float) -> float | None:
-    return None if step is None else step * decode_tok_s / stream
-
-
-def _stream() -> float:
-    """Millions of bytes a second that this machine reads at most, found by adding up a quarter of a gigabyte."""
-    numbers = torch.zeros(_STREAMED // 4)
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        numbers.sum()
-        times.append(time.perf_counter() - started)
-    return _STREAMED / 1e6 / min(times)
+def _share(millions: float | None, tok_s: float, roof: float) -> float | None:
+    return None if millions is None else 1e6 * millions * tok_s / roof
 
 
 def _stored(path: Path) -> str:

@@ -69,6 +69,6 @@ def test_the_command_gives_a_row_for_every_way_of_storing(
         assert row["prefill_tok_s"] > 0 and row["decode_tok_s"] > 0 and math.isfinite(row["perplexity"]) and row["perplexity"] > 1
         assert row["decode_x_transformers"] is None and row["prefill_x_llama.cpp"] is None
         assert row["peak_mb"] is None or row["peak_mb"] >= row["memory_mb"] > row["step_mb"]
-        assert 0 < row["of_stream"] < 1
+        assert 0 < row["of_stream"] < 1 and 0 < row["of_products"] < 1
     # the file's blocks are int4 already
     assert rows[2]["perplexity"] == pytest.approx(rows[0]["perplexity"], rel=0.05)
