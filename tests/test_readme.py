@@ -55,3 +55,9 @@ def test_every_bench_that_the_readme_quotes_is_kept() -> None:
 def test_the_times_of_starting_are_the_committed_ones(what: str) -> None:
     (seconds,) = (float(row["seconds"]) for row in rows("startup") if row["what"] == what)
     assert f"{1000 * seconds:.0f} ms" in README
+
+
+def test_the_parity_is_the_committed_one() -> None:
+    (real,) = (row for row in rows("parity") if row["model"] == "SmolLM2-135M-Instruct float32")
+    assert f"largest difference of a logit | {float(real['max_abs_logit_diff']):.5f} |" in README
+    assert real["greedy_match"] == 1.0 and f"all {real['tokens']:,}" in README
