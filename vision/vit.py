@@ -99,7 +99,8 @@ class ViT(nn.Module):
             x, groups = Groups.begin(x, first, area, area.order(view, x.device))
         for i, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            before, count, native = groups, shortening.counts[i] if shortening.counts else groups.count, block.native(x)
+            before, count = groups, shortening.counts[i] if shortening.counts else groups.count
+            native = block.native(x)
             x, query, key = block.attend(x, before.bias, native)
             if count < before.count:
                 groups = before.joined(before.target(shortening.by, Inside(x, query, key, before.size, before.first), count), count)

@@ -56,8 +56,11 @@ class Block:
     ) -> "Block":
         """From qkv, o, up and down; vectors are weight and bias of both norms, and, if any, the scales of both updates by channel."""
         assert all(part.dtype == torch.bfloat16 and part.is_contiguous() for part in vectors), "bfloat16 norms and scales"
+        width, inner = len(vectors[0]), matrices[2].rows
+        sizes = [(one.rows, int(one.fields.columns)) for one in matrices]
+        assert sizes == [(3 * width, width), (width, width), (inner, width), (width, inner)], "q, k and v as wide as the stream"
         pointers = [part.data_ptr() for part in vectors] + [None] * (6 - len(vectors))
-        fields = _Fields(*(one.fields for one in matrices), *pointers, eps, len(vectors[0]), matrices[2].rows, _ACTIVATIONS[activation])
+        fields = _Fields(*(one.fields for one in matrices), *pointers, eps, width, inner, _ACTIVATIONS[activation])
         return cls(fields, (*matrices, *vectors))
 
 

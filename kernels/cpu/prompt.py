@@ -27,7 +27,7 @@ _STEP, _WIDEST = 32, 256
 
 
 class _Attention(ctypes.Structure):
-    """`Attention` of prompt.cpp."""
+    """`Attention` of attend_many.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "bias")),

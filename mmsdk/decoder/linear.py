@@ -5,15 +5,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmsdk.kernels.cpu import matrix as native
+from mmsdk.kernels.cpu import matrix
 from mmsdk.kernels.cpu.layer import FEW
 from mmsdk.kernels.cpu.library import library
-from mmsdk.kernels.cpu.matrix import wide
 
 __all__ = ["Linear", "product", "scores"]
 
 # Up to here the weight is the larger operand by far. Measured with AMX: 64 rows take 0.22 ms so and 0.37 otherwise, of 3,072 outputs.
-_FEW = 64
+_SMALL = 64
 
 
 def product(x: Float[Tensor, "*m k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, " n"] | None = None) -> Float[Tensor, "*m n"]:
@@ -25,12 +24,11 @@ def product(x: Float[Tensor, "*m k"], weight: Float[Tensor, "n k"], bias: Float[
     transposed back as a view. All sum in float32, so that a row alone and the same row among others agree to within rounding, not
     necessarily to the bit.
     """
-    few = x.numel() <= _FEW * weight.shape[1]
-    if not few or x.dtype != torch.bfloat16 or x.device.type != "cpu" or weight.dtype != x.dtype:
+    if x.numel() > _SMALL * weight.shape[1] or x.dtype != torch.bfloat16 or x.device.type != "cpu" or weight.dtype != x.dtype:
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, weight.shape[1])
     if _native(rows, weight):
-        found = native.product(wide(weight.detach()), rows).to(x.dtype)
+        found = matrix.product(matrix.wide(weight.detach()), rows).to(x.dtype)
     else:
         found = torch.mv(weight, rows[0])[None] if len(rows) == 1 else F.linear(weight, rows).T
     return (found if bias is None else found + bias).view(*x.shape[:-1], -1)
@@ -40,7 +38,7 @@ def scores(x: Float[Tensor, "*m k"], weight: Float[Tensor, "n k"]) -> Float[Tens
     """The same in float32, to which sums are not rounded first where C++ takes the rows."""
     rows = x.reshape(-1, weight.shape[1])
     if weight.dtype == x.dtype == torch.bfloat16 and x.device.type == "cpu" and _native(rows, weight):
-        return native.product(wide(weight.detach()), rows).view(*x.shape[:-1], -1)
+        return matrix.product(matrix.wide(weight.detach()), rows).view(*x.shape[:-1], -1)
     return product(x, weight).float()
 
 
