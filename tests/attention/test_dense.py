@@ -114,6 +114,25 @@ def test_ka_03_a_mask_for_another_length_is_refused() -> None:
         masks.of(view(keys, values, torch.arange(1000)[None]))
 
 
+WAYS = {"fused": (torch.float32, False), "products": (torch.bfloat16, True), "tiles": (torch.bfloat16, False)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ka_05_a_mask_that_hides_nothing_is_none_and_padding_is_honoured_every_way(way: str) -> None:
+    """By torch's attention, by plain products where there are gradients, and by C++ where this machine has AMX."""
+    dtype, gradients = WAYS[way]
+    query, keys, values = (x.requires_grad_(gradients) for x in tensors(2, 4, 2, 5, 8, d=32, dtype=dtype))
+    entries, last = torch.arange(8).repeat(2, 1), torch.full((2, 5), 7)
+    stored, mask = view(keys, values, entries), torch.ones(2, 1, 5, 8, dtype=torch.bool)
+    masked, plain = (Dense()(query, stored, Masks(last, dtype, one).of(stored)) for one in (mask, None))
+    torch.testing.assert_close(masked, plain, rtol=0, atol=TOLERANCE[dtype])
+    mask[1, ..., :3], entries[1, :3] = False, -1
+    padded = view(keys, values, entries)
+    expected = reference(query.detach(), keys.detach(), values.detach(), mask[:, 0])
+    for found in (Dense()(query, stored, Masks(last, dtype, mask).of(stored)), Dense()(query, padded, Masks(last, dtype, None).of(padded))):
+        torch.testing.assert_close(found.detach().double(), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
 def test_rows_in_order_need_no_mask_tensor_and_padded_rows_get_one() -> None:
     kinds = []
     for positions in (torch.tensor([[3]]), torch.tensor([[0, 1, 2], [5, 6, 7]]), torch.tensor([[-1, 0, 1]]), torch.tensor([[0, 2, 1]])):

@@ -5,9 +5,11 @@ several sizes, words between them, clips, batches, and text that looks like a sp
 """
 
 import pytest
+import torch
 
 from mmsdk.apps.checkpoints.seeing import clip, picture, rows_of, says, scores
 from mmsdk.apps.checkpoints.sight import KINDS, MOVING, SightReplica
+from mmsdk.families import open_model
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Ids, Prompt, Text, Turn
 from mmsdk.vision.encode import Encoder
@@ -87,6 +89,16 @@ def test_pb_06_a_mixed_batch_says_what_its_rows_say_alone(pair: Pair) -> None:
     prompts = [prompts_of(replica)[name] for name in ("words", "a picture", "several", "between words")]
     prompts += [MOVED["a clip"]] if replica.kind in MOVING else []
     assert said(vlm, prompts) == [one for prompt in prompts for one in said(vlm, [prompt])]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 0.02), (torch.bfloat16, 0.1)])
+def test_pb_17_half_precision_is_near_to_float32(pair: Pair, dtype: torch.dtype, bound: float) -> None:
+    """PB-17: every part in the dtype that was asked for, no score that is no number, and those of transformers to within rounding."""
+    replica, _ = pair
+    half, prompt = open_model(str(replica.folder), dtype, torch.device("cpu")), STILL["between words"]
+    (row,), exact = rows_of(half, [prompt], 0), replica.logits(prompt)
+    assert row.embeddings.dtype == dtype
+    assert (scores(half, row) - exact).square().mean().sqrt() <= bound * exact.square().mean().sqrt()
 
 
 def test_pb_03_special_tokens_that_a_user_writes_are_text(pair: Pair) -> None:
