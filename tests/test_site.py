@@ -168,3 +168,23 @@ def test_the_table_of_compression_is_the_kept_result(making: tuple[ModuleType, M
     assert "braco-trained, at 4.3%: 51 %" in made and "identity |" not in made and "50 questions" in made
     monkeypatch.setattr(choice, "kept_result", lambda name: None)
     assert choice.choice_table() == "No result of `mmsdk bench compress` is kept yet."
+
+
+def test_a_memory_is_chosen_by_shares_of_what_the_full_cache_answers(
+    making: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every suite a line for each policy; nothing without a kept result."""
+
+    def row(policy: str, budget: float, quality: float | None) -> dict[str, Any]:
+        told = {"suite": "needle", "policy": policy, "budget": budget, "quality": quality, "quality_full": quality and 0.8}
+        return told | {"bytes_held": 1000 * budget, "bytes_read_per_token": 500 * budget, "tok_s": 20 / (1 + budget)}
+
+    rows = [row("full", 1.0, 0.8), row("snapkv", 0.5, 0.6), row("snapkv", 0.1, 0.4), row("h2o, going on", 0.1, None)]
+    hardware, versions = {"cpu": "a processor", "cores": 2, "memory_gb": 8}, {"commit": "abc", "torch": "2"}
+    result = {"command": "mmsdk bench memory --json", "hardware": hardware, "versions": versions, "rows": rows}
+    memories = import_module("memories")
+    monkeypatch.setattr(memories, "kept_result", lambda name: result if name == "memory" else None)
+    made = memories.memory_tables()
+    assert "| `snapkv` | 75 % |  | 50 % |  |  | 10 % | 10 % | 1.82 |" in made and "going on" not in made and "`full`" not in made
+    monkeypatch.setattr(memories, "kept_result", lambda name: None)
+    assert memories.memory_tables() == "No result of `mmsdk bench memory` is kept yet."

@@ -75,10 +75,36 @@ FAMILIES = (
         ("mmsdk/kv",),
     ),
     Family(
+        "layers",
+        "Layers of decoders",
+        "What stands between two layers' attentions, and what their weights may be. See [Models](../models.md).",
+        ("mmsdk/decoder",),
+    ),
+    Family(
+        "step-caches",
+        "Steps of video diffusion that are not computed",
+        "What a step may take over from the one before it. See [Video generation](../video_generation.md).",
+        ("mmsdk/diffusion/step_caches",),
+        plugins=True,
+        use='generate(model, noise, condition, schedule, cache="{}")',
+    ),
+    Family(
         "heads",
         "Action heads",
         "What the decoder knows, turned into a chunk of a robot's actions.",
         ("vla/heads",),
+    ),
+    Family(
+        "chunking",
+        "Chunks of actions",
+        "How the next chunk goes on from the one that the robot executes.",
+        ("vla/chunking",),
+    ),
+    Family(
+        "robot-memory",
+        "Memory of robot policies",
+        "What a policy saw before, kept and read again. See [The memory of a robot's policy](../robot_memory.md).",
+        ("vla/memory",),
     ),
 )
 

@@ -94,10 +94,10 @@ def sees(encoder: VisionEncoder, connector: Connector) -> nn.ModuleDict:
         found["tower"] = encoder.tower
     if isinstance(encoder, Encoder | Tiled):
         found["tower"] = encoder.backbone.vit
-    if isinstance(encoder, Tiled) and isinstance(encoder.views, AnyRes) and isinstance(encoder.views.lift, nn.Module):
-        found["projector"] = encoder.views.lift
     if isinstance(connector, Projected):
         found["projector"] = connector.projector
+    elif isinstance(encoder, Tiled) and isinstance(encoder.views, AnyRes) and isinstance(encoder.views.lift, nn.Module):
+        found["projector"] = encoder.views.lift
     return nn.ModuleDict(found)
 
 
@@ -106,6 +106,7 @@ def rebuilt(encoder: VisionEncoder, connector: Connector, parts: Mapping[str, nn
 
     Raises ModelError for a backbone that is no value around its transformer.
     """
+    behind = isinstance(connector, Projected)
     if isinstance(connector, Projected) and "projector" in parts:
         connector = replace(connector, projector=parts["projector"])
     if "tower" not in parts:
@@ -119,6 +120,7 @@ def rebuilt(encoder: VisionEncoder, connector: Connector, parts: Mapping[str, nn
     if not isinstance(backbone, States | Clip | Siglip | Dinov2):
         raise ModelError(f"adapters cannot change a vision tower within {type(backbone).__name__}; train one without it (exclude_modules)")
     encoder = replace(encoder, backbone=replace(backbone, vit=tower))
-    if isinstance(encoder, Tiled) and isinstance(encoder.views, AnyRes) and isinstance(encoder.views.lift, nn.Module):
+    if isinstance(encoder, Tiled) and isinstance(encoder.views, AnyRes) and "projector" in parts and not behind:
+        # planes are made of embeddings
         encoder = replace(encoder, views=replace(encoder.views, lift=parts["projector"]))
     return encoder, connector

@@ -1,8 +1,9 @@
-"""A door to a server that runs beside the tests, and a way to make steps of its engine last."""
+"""A door to a server that runs beside the tests, a way to make steps of its engine last, and what tests of a simulated robot need."""
 
 import base64
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mmsdk.apps.serve.server import serving
 from mmsdk.apps.serve.service import Service
+from mmsdk.apps.web.arm import missing
 from mmsdk.serve.engine import Engine, Event
 
 
@@ -105,3 +107,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(engine)
 
     monkeypatch.setattr(Engine, "step", waiting)
+
+
+@pytest.fixture
+def simulated() -> None:
+    """Where robots can be simulated; elsewhere the test is skipped with the reason, and fails where CI is set."""
+    lacks = missing()
+    if lacks:
+        if os.environ.get("CI"):
+            pytest.fail(lacks)
+        pytest.skip(lacks)

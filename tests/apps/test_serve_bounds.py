@@ -172,9 +172,37 @@ def test_what_asks_for_nothing_is_taken(server: Any) -> None:
     assert server.raw(json.dumps(GOOD | nothing | {"response_format": {"type": "text"}}).encode())[0] == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b'{"model": "\\ud800"}'])
+SAID = json.dumps(GOOD).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"null",
+        b'{"model": "\\ud800"}',
+        b"\xef\xbb\xbf" + SAID,
+        SAID.replace(b"Hi?", b"\xff"),
+        SAID[:-1],
+    ]
+    + [SAID.replace(b'"max_tokens": 2', b'"max_tokens": ' + number) for number in (b"9" * 5000, b"1e400", b"NaN")]
+    + [SAID[:-1] + b', "guided_json": ' + b'{"properties": {"a": ' * depth + b"{}" + b"}}" * (depth + 1) for depth in (99, 5000)],
+    ids=lambda body: f"{len(body)} bytes",
+)
 def test_a_body_that_is_no_json_is_400(server: Any, body: bytes) -> None:
-    assert server.raw(body)[0] == 400
+    """No Unicode, no end, numbers without one, and depths that no request has."""
+    status, error = server.raw(body)
+    assert status == 400 and error["message"] and len(error["message"]) < 300
+
+
+def test_what_was_sent_comes_back_in_part(server: Any) -> None:
+    """However long a name is, the message about it is not."""
+    for change, param in (({"model": "m" * 100_000}, "model"), ({"f" * 100_000: 1}, "f" * 200)):
+        _, error = server.raw(json.dumps(GOOD | change).encode())
+        assert error["param"] == param and len(error["message"]) <= 2000
 
 
 def test_cs_13_a_large_body_is_413_told_or_not_how_long_it_is(server: Any) -> None:

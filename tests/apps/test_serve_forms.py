@@ -1,9 +1,11 @@
 """`mmsdk serve` asked for answers in a form: by OpenAI's own client as it does, and with the fields of vLLM's."""
 
+import base64
 import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -83,6 +85,36 @@ def test_other_forms_and_none_are_answered_together(client: openai.OpenAI) -> No
     assert texts[0].startswith("{") and texts[5].startswith("{")
     assert all(re.fullmatch(r"\d{3}-\d{2}", text) for text in texts[1:3]) and set(texts[3:5]) <= {"yes", "no"}
     assert not any(text.startswith("{") for text in texts[6:])
+
+
+def test_all_settings_at_once_among_others_are_the_pipelines(small: Mini, client: openai.OpenAI) -> None:
+    """PB-13, PB-14: several answers, a form, stop strings, penalties, seeds and log-probabilities, of what compression leaves;
+    four requests at one time, whole and as streams."""
+    scene = (Path(__file__).parents[2] / "apps" / "media" / "scene.png").read_bytes()
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(scene).decode()}"}}
+    how: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "stop": ["9", "🙂"], "presence_penalty": 0.4, "frequency_penalty": 0.3}
+    regex, more, pipe = r"[a-z]{2,9} 🙃 [0-9]{1,4}!", {"repetition_penalty": 1.2, "top_k": 40}, Pipeline(small, compression("uniform:8"))
+
+    def asked(seed: int) -> list[tuple[str, int, str]]:
+        said: Any = [{"role": "user", "content": [shown, {"type": "text", "text": f"Question {seed}?"}]}]
+        given: dict[str, Any] = {**how, "seed": seed, "n": 2, "logprobs": True, "top_logprobs": 2, "max_tokens": 40}
+        call: Any = client.chat.completions.create
+        answer = call(model="small", messages=said, extra_body={"guided_regex": regex, **more}, stream=seed % 2 == 1, **given)
+        if seed % 2 == 0:
+            return [(one.message.content or "", len(one.logprobs.content), one.finish_reason) for one in answer.choices]
+        texts, counts, ends = ["", ""], [0, 0], ["", ""]
+        for choice in (choice for chunk in answer for choice in chunk.choices):
+            texts[choice.index] += choice.delta.content or ""
+            counts[choice.index] += len(choice.logprobs.content) if choice.logprobs else 0
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+        return list(zip(texts, counts, ends, strict=True))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(asked, range(4)))
+    for seed, answers in enumerate(found):
+        wanted = pipe([scene], f"Question {seed}?", n=2, seed=seed, regex=regex, logprobs=2, max_tokens=40, **how, **more)
+        assert answers == [(str(one), len(one.logprobs), one.finish) for one in wanted]
+    assert any("🙃" in text for answers in found for text, _, _ in answers)
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_in_16_a_private_address_is_refused_though_its_host_is_allowed(port: int
 @pytest.mark.parametrize(
     "address",
     "10.0.0.1 127.0.0.1 169.254.169.254 192.168.1.1 0.0.0.0 100.64.0.1 224.0.0.1 ::1 fe80::1%eth0 fc00::1 :: ff02::1 "
-    "::ffff:127.0.0.1 ::ffff:169.254.169.254 64:ff9b::7f00:1 2002:7f00:1::".split(),
+    "::ffff:127.0.0.1 ::ffff:169.254.169.254 64:ff9b::7f00:1 2002:7f00:1:: ::127.0.0.1 ::ffff:0:10.0.0.1 64:ff9b:1::7f00:1".split(),
 )
 def test_in_16_every_kind_of_private_address_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="not public"):
@@ -200,7 +200,9 @@ def test_in_16_every_hop_is_checked_as_the_first_is(site: ThreadingHTTPServer, h
     assert asked[:2] == ["a.example", "b.example"] and len(asked) <= 3
 
 
-@pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "0177.0.0.1", "localhost.", "[::1]", "[::ffff:7f00:1]", "0"])
+@pytest.mark.parametrize(
+    "host", ["2130706433", "0x7f.1", "127.1", "0177.0.0.1", "localhost.", "127。0。0。1", "[::1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "0"]
+)
 def test_in_16_other_spellings_of_this_machine_are_refused(host: str) -> None:
     with pytest.raises(InputError, match=r"not public|not known|not among"):
         load(f"http://{host}/a.png", access=Access(hosts=("*",)))

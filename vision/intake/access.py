@@ -11,7 +11,9 @@ __all__ = ["ACCESS", "PORTS", "Access", "Ways"]
 
 PORTS = {"http": 80, "https": 443}
 LONGEST = 1e6
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")  # of a network's own translators (RFC 8215), which not every Python knows
+# Of NAT64, "IPv4-compatible" and "IPv4-translated": an IPv4 address stands in the last four bytes.
+_CARRIERS = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Access:
         """Whether a connection to this address is allowed: it is public, or in one of `networks`."""
         seen = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
         inside = any(seen in network for network in map(ipaddress.ip_network, self.networks) if network.version == seen.version)
-        return inside or (seen.is_global and not seen.is_multicast)
+        return inside or (seen.is_global and not seen.is_multicast and seen not in _LOCAL)
 
 
 def _check_several(name: str, value: object, written: str) -> None:
@@ -82,7 +84,7 @@ def _unwrapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddr
     """The IPv4 address inside an IPv6 address that only carries one."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
-    if address in _NAT64:
+    if any(address in carrier for carrier in _CARRIERS) and not (address.is_loopback or address.is_unspecified):
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address
 

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from mmsdk.errors import InputError
 from mmsdk.vision.intake.access import PORTS, Access
 from mmsdk.vision.intake.limits import Limits
+from mmsdk.vision.values import cause
 
 __all__ = ["Resolve", "fetch", "resolve"]
 
@@ -81,7 +82,7 @@ def _checked(host: str, port: int, access: Access, resolver: Resolve, item: str)
     try:
         addresses = list(dict.fromkeys(resolver(host, port)))
     except (OSError, UnicodeError) as error:
-        raise InputError(f"the host {host} is not known: {error}", item=item) from None
+        raise InputError(f"the host {host} is not known: {cause(error)}", item=item) from None
     if not addresses:
         raise InputError(f"the host {host} has no address", item=item)
     for address in addresses:
@@ -98,7 +99,7 @@ def _get(parts: SplitResult, host: str, port: int, addresses: list[str], deadlin
             answer = _ask(wire, parts, host, port, limits, item)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if not deadline.over:
-            raise error if isinstance(error, InputError) else InputError(f"cannot be fetched: {error}", item=item) from None
+            raise error if isinstance(error, InputError) else InputError(f"cannot be fetched: {cause(error)}", item=item) from None
     # a body of untold length that was cut off looks whole
     if deadline.over:
         raise InputError(f"not complete within {deadline.seconds:g} s; {deadline.way}", item=item)
