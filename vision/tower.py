@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmsdk.errors import ModelError
 from mmsdk.kernels.ops.rope import rope
+from mmsdk.vision.activations import gelu_tanh, quick_gelu
 from mmsdk.vision.native import Native, everywhere
 from mmsdk.vision.taps import attention_mean
 
@@ -275,14 +276,6 @@ def _norm(config: TowerConfig, width: int) -> nn.Module:
     return nn.RMSNorm(width, 1e-6) if config.rms else nn.LayerNorm(width, 1e-6)
 
 
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
 _ACTIVATIONS: Mapping[TowerActivation, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"gelu": F.gelu, "gelu_tanh": _gelu_tanh, "quick_gelu": _quick_gelu, "silu": F.silu}
+    {"gelu": F.gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu, "silu": F.silu}
 )

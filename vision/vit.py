@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmsdk.errors import InputError, ModelError
+from mmsdk.vision.activations import gelu_tanh, quick_gelu, swiglu
 from mmsdk.vision.native import Native, everywhere
 from mmsdk.vision.packed import Rows, attention, filled, received
 from mmsdk.vision.prune import Pruning, View
@@ -242,22 +243,9 @@ class ScaledAdd(nn.Module):
         return torch.addcmul(x, update, self.scale)
 
 
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _swiglu(x: Tensor) -> Tensor:
-    gate, value = x.chunk(2, dim=-1)
-    return F.silu(gate) * value
-
-
 _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
-    "swiglu": _swiglu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "swiglu": swiglu,
 }

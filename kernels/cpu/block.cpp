@@ -54,14 +54,6 @@ __m512 activated(__m512 x, long activation) {
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1), exponential(below)));
 }
 
-// Products rounded to out[m, n].
-auto rounded(bf16 *out, long n) {
-    return [=](long i, const Columns &left, const Columns &right, __m512 one, __m512 two) {
-        narrow(left.lanes, one, out + i * n + left.at);
-        narrow(right.lanes, two, out + i * n + right.at);
-    };
-}
-
 // Products scaled by channel, where there is a scale, and added to x[m, n].
 auto added(const bf16 *x, const bf16 *scale, bf16 *out, long n) {
     const auto add = [=](long i, const Columns &columns, __m512 update) {
@@ -73,9 +65,6 @@ auto added(const bf16 *x, const bf16 *scale, bf16 *out, long n) {
         add(i, right, two);
     };
 }
-
-long in_order(long tile) { return tile * TILE; }
-long tiles_of(long rows) { return up(rows, TILE) / TILE; }
 
 }  // namespace
 

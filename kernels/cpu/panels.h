@@ -72,6 +72,18 @@ struct Columns {
     __m512 operator()(const float *c) const { return _mm512_fmadd_ps(_mm512_load_ps(c), scale, bias); }
 };
 
+// Tiles of a matrix, and the first row of each, where they go in order.
+long in_order(long tile) { return tile * TILE; }
+long tiles_of(long rows) { return up(rows, TILE) / TILE; }
+
+// What `multiply` takes: products rounded to out[m, n].
+auto rounded(bf16 *out, long n) {
+    return [=](long i, const Columns &left, const Columns &right, __m512 one, __m512 two) {
+        narrow(left.lanes, one, out + i * n + left.at);
+        narrow(right.lanes, two, out + i * n + right.at);
+    };
+}
+
 // An even number of tiles for a panel, so that the threads end together.
 long panel_tiles(long tiles, long k, long threads) {
     const long most = std::max(2l, PANEL / (k * 2 * TILE) / 2 * 2);

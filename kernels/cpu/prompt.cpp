@@ -44,11 +44,7 @@ void product_many(const Matrix *a, const bf16 *x, bf16 *out, long m) {
 #pragma omp parallel
     {
         Tiles tiles(16);
-        multiply(*a, x, m, up(n, TILE) / TILE, [](long t) { return t * TILE; },
-                 [=](long i, const Columns &left, const Columns &right, __m512 one, __m512 two) {
-                     narrow(left.lanes, one, out + i * n + left.at);
-                     narrow(right.lanes, two, out + i * n + right.at);
-                 });
+        multiply(*a, x, m, tiles_of(n), in_order, rounded(out, n));
     }
 }
 
@@ -65,11 +61,7 @@ void project_many(const Layer *layer, const bf16 *x, const bf16 *cosine, const b
             Tiles tiles(16);
 #pragma omp for schedule(static)
             for (long i = 0; i < rows; i++) normalised(x + (begin + i) * width, layer->norm1, layer->eps, width, normed + i * width);
-            multiply(layer->qkv, normed, rows, up(n, TILE) / TILE, [](long t) { return t * TILE; },
-                     [=](long i, const Columns &left, const Columns &right, __m512 one, __m512 two) {
-                         narrow(left.lanes, one, to + i * n + left.at);
-                         narrow(right.lanes, two, to + i * n + right.at);
-                     });
+            multiply(layer->qkv, normed, rows, tiles_of(n), in_order, rounded(to, n));
 #pragma omp for schedule(static)
             for (long i = 0; i < rows; i++)
                 for (long head = 0; head < turning; head++) {
@@ -90,7 +82,6 @@ void finish_many(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out,
     const long a_row = up(width, 32);
     bf16 *stream = kept.of(most * (2 * a_row + inner)), *normed = stream + most * a_row, *gated = normed + most * a_row;
     const bool gelu = layer->gelu;
-    const auto in_order = [](long t) { return t * TILE; };
     for (long begin = 0; begin < m; begin += MOST) {
         const long rows = std::min(MOST, m - begin);
         const bf16 *before = x + begin * width;
@@ -104,7 +95,7 @@ void finish_many(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out,
 #pragma omp parallel
         {
             Tiles tiles(16);
-            multiply(layer->o, seen + begin * from, rows, up(width, TILE) / TILE, in_order, added(before, stream));
+            multiply(layer->o, seen + begin * from, rows, tiles_of(width), in_order, added(before, stream));
 #pragma omp for schedule(static)
             for (long i = 0; i < rows; i++) normalised(stream + i * width, layer->norm2, layer->eps, width, normed + i * width);
             // A tile of gate stands beside the same of up.
@@ -112,7 +103,7 @@ void finish_many(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out,
                      [=](long i, const Columns &left, const Columns &, __m512 gate, __m512 up) {
                          narrow(0xffff, _mm512_mul_ps(active(gate, gelu), up), gated + i * inner + left.at);
                      });
-            multiply(layer->down, gated, rows, up(width, TILE) / TILE, in_order, added(stream, after));
+            multiply(layer->down, gated, rows, tiles_of(width), in_order, added(stream, after));
         }
     }
 }
