@@ -10,7 +10,7 @@ from mmsdk import plugins
 from mmsdk.diffusion.adapter import METHODS
 from mmsdk.diffusion.attention.session import Session
 from mmsdk.diffusion.attention.types import Place, Selector
-from mmsdk.diffusion.dit import Attend, Dense, Spot
+from mmsdk.diffusion.types import Attend, Dense, Spot
 from mmsdk.errors import PluginError
 
 __all__ = ["Attending", "DenseAttending", "SparseAttending", "attending"]

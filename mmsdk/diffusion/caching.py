@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk import plugins
-from mmsdk.diffusion.dit import Layer, Through
+from mmsdk.diffusion.types import Layer, Through
 from mmsdk.errors import PluginError
 
 __all__ = ["Caching", "Kept", "Pass", "Passed", "StepCache", "step_cache"]

@@ -1,6 +1,6 @@
-"""Diffusers-layout checkpoints: a folder with `config.json` and safetensors, read into a `DiT` by a table of names.
+"""Diffusers-layout checkpoints: a folder with `config.json` and safetensors, read into a model by a table of names.
 
-A family (`mmsdk.diffusion.models`, one file each) says which sizes its settings give and what it calls each of our tensors. Nothing is
+A family (`mmsdk.diffusion.models`, one file each) says which model its settings give and what it calls each of our tensors. Nothing is
 unpickled, and no tensor is left out or made up: what is missing, left over or of another shape is listed, all of it, before any is read.
 """
 
@@ -8,45 +8,62 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
+from torch import nn
 
-from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.errors import ModelError
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
-__all__ = ["Family", "Names", "read"]
+__all__ = ["Family", "Layers", "Names", "attention", "read"]
+
+Model = TypeVar("Model", bound=nn.Module, covariant=True)
 
 _MOST_NAMED = 8
+_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "out": "to_out.0", "query_norm": "norm_q", "key_norm": "norm_k"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What a family calls a list of layers, and the modules and parameters of one of them."""
+
+    name: str
+    table: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a family calls the model's modules and parameters, and, behind `blocks` and a layer's number, those of a layer."""
+    """What a family calls the model's modules and parameters, and its lists of layers. What is not in a table is called as we do."""
 
     model: Mapping[str, str]
-    layer: Mapping[str, str]
-    blocks: str
+    lists: Mapping[str, Layers]
 
     def told(self, ours: str) -> str:
         """The family's name of one of our tensors."""
-        if not ours.startswith("blocks."):
-            return _by(self.model, ours)
-        _, number, rest = ours.split(".", 2)
-        return f"{self.blocks}.{number}.{_by(self.layer, rest)}"
+        for head, layers in self.lists.items():
+            if ours.startswith(f"{head}."):
+                number, _, inner = ours.removeprefix(f"{head}.").partition(".")
+                return f"{layers.name}.{number}.{_by(layers.table, inner)}"
+        return _by(self.model, ours)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Class names that `config.json` may have for it, its sizes from its settings, and its names."""
+class Family(Generic[Model]):
+    """Class names that `config.json` may have for it, its model by its settings, without values, and its names."""
 
     classes: tuple[str, ...]
-    config: Callable[[Fields], DiTConfig]
+    build: Callable[[Fields], Model]
     names: Names
 
 
-def read(folder: Path, family: Family, dtype: torch.dtype, device: torch.device) -> DiT:
+def attention(ours: str, theirs: str) -> dict[str, str]:
+    """An attention's modules, as most classes of diffusers call them; `ours` is "" where they are a layer's own."""
+    return {f"{ours}.{name}".removeprefix("."): f"{theirs}.{told}" for name, told in _ATTENTION.items()}
+
+
+def read(folder: Path, family: Family[Model], dtype: torch.dtype, device: torch.device) -> Model:
     """The model of a folder, ready to run.
 
     Raises ModelError for settings of another family, and for tensors that are missing, unexpected or of another shape, naming them;
@@ -57,7 +74,7 @@ def read(folder: Path, family: Family, dtype: torch.dtype, device: torch.device)
     if found not in family.classes:
         raise ModelError(f"{fields.where} is of a {found}, not of a {' or '.join(family.classes)}")
     with torch.device("meta"):
-        model = DiT(family.config(fields))
+        model = family.build(fields)
     checkpoint = open_checkpoint(folder, "diffusion_pytorch_model")
     wanted = {name: tuple(like.shape) for name, like in model.state_dict().items()}
     _fit(wanted, checkpoint, family.names)
@@ -71,7 +88,7 @@ def read(folder: Path, family: Family, dtype: torch.dtype, device: torch.device)
 
 def _by(table: Mapping[str, str], ours: str) -> str:
     module, _, leaf = ours.rpartition(".")
-    return table[ours] if ours in table else f"{table[module]}.{leaf}"
+    return table.get(ours) or f"{table.get(module, module)}.{leaf}".removeprefix(".")
 
 
 def _fit(wanted: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint, names: Names) -> None:

@@ -6,9 +6,8 @@ arguments: sparse attention, a memory of earlier frames and step caches come in 
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmsdk.diffusion.attention.types import Grid
-from mmsdk.diffusion.rotary import Rotary, Rotation, turned
+from mmsdk.diffusion.parts import Order, Patch, Perceptron, cut, gelu, grid_of, joined, waves
+from mmsdk.diffusion.rotary import Anywhere, Rotary, Rotation, Standing, turned
+from mmsdk.diffusion.types import Attend, Condition, Dense, Layer, Spot, Straight, Through
 from mmsdk.errors import InputError
 
-__all__ = ["Attend", "Condition", "Dense", "DiT", "DiTConfig", "Layer", "Spot", "Straight", "Through"]
+__all__ = ["DiT", "DiTConfig"]
 
-Layer = Callable[[Tensor], Tensor]
+_LEAST = 0.05  # sigma, where a clip is so clean that its velocity is hardly to be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class DiTConfig:
     """Sizes. `patch` is frames, rows and columns of latents; `hidden` the width of the feed-forward.
 
     `norm` is what time scales, `cross_norm` whether text is asked by normed tokens; `order` tells whether the output of a patch has its
-    channels first or last.
+    channels first or last. `predicts` is what the last layer gives: the velocity, or the clean clip, of which the velocity is made (Back to
+    Basics, arXiv 2511.13720); such a model has the clip's channels first. A model that is shown pictures gets so many channels of each of
+    its tokens, `seen_width`; 0 for none.
     """
 
     channels: int
@@ -40,74 +43,21 @@ class DiTConfig:
     layers: int
     text_width: int
     rotary: Rotary
-    patch: tuple[int, int, int] = (1, 2, 2)
+    patch: Patch = (1, 2, 2)
     frequencies: int = 256
     norm: Literal["layer", "rms"] = "layer"
     cross_norm: bool = True
-    order: Literal["channels_first", "channels_last"] = "channels_last"
+    order: Order = "channels_last"
     eps: float = 1e-6
     query_eps: float = 1e-6
+    standing: Standing = Anywhere()
+    predicts: Literal["velocity", "clip"] = "velocity"
+    seen_width: int = 0
 
     @property
     def width(self) -> int:
         """Channels of a token."""
         return self.heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """The text that a clip is made for, embedded; `mask` is true where there is text and not padding, none where all of it is text."""
-
-    text: Float[Tensor, "b t e"]
-    mask: Bool[Tensor, "b t"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """Where an attention stands: in the grid, in the layers, and the projection that its heads' outputs go through."""
-
-    grid: Grid
-    layer: int
-    layers: int
-    projection: Float[Tensor, "h e d"]
-
-
-@runtime_checkable
-class Attend(Protocol):
-    """Self-attention of one layer over all tokens of a clip."""
-
-    def __call__(
-        self, query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"], spot: Spot
-    ) -> Float[Tensor, "b h s d"]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """Every token reads every token."""
-
-    def __call__(
-        self, query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"], spot: Spot
-    ) -> Float[Tensor, "b h s d"]:
-        """See `Attend`."""
-        return F.scaled_dot_product_attention(query, keys, values)
-
-
-@runtime_checkable
-class Through(Protocol):
-    """Runs tokens through the layers, or spares itself some; `modulated` makes what the first layer's attention reads."""
-
-    def __call__(self, x: Float[Tensor, "b n d"], layers: Sequence[Layer], modulated: Layer) -> Float[Tensor, "b n d"]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Straight:
-    """One layer after the other."""
-
-    def __call__(self, x: Float[Tensor, "b n d"], layers: Sequence[Layer], modulated: Layer) -> Float[Tensor, "b n d"]:
-        """See `Through`."""
-        for layer in layers:
-            x = layer(x)
-        return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +69,7 @@ class _Scene:
     text: Float[Tensor, "b t d"]
     mask: Bool[Tensor, "b 1 1 t"] | None
     rotation: Rotation
+    seen: Float[Tensor, "b m d"] | None
 
 
 class DiT(nn.Module):
@@ -129,20 +80,22 @@ class DiT(nn.Module):
         self.config = config
         width, patch = config.width, math.prod(config.patch)
         self.patch = nn.Linear(config.channels * patch, width)
-        self.time = _Perceptron(config.frequencies, width)
+        self.time = Perceptron(config.frequencies, width)
         self.time_out = nn.Linear(width, 6 * width)
-        self.text = _Perceptron(config.text_width, width)
+        self.text = Perceptron(config.text_width, width)
+        self.sight = _Sight(config.seen_width, width) if config.seen_width else nn.Identity()
         self.blocks = nn.ModuleList(_Block(config, number) for number in range(config.layers))
         self.modulation = nn.Parameter(torch.randn(2, width) / width**0.5)
         self.out = nn.Linear(width, config.out_channels * patch)
 
+    @property
+    def like(self) -> Tensor:
+        """See `Transformer`."""
+        return self.modulation
+
     def grid(self, latents: Float[Tensor, "b c f h w"]) -> Grid:
-        """The tokens that latents are cut into. Raises InputError where their sides are no multiples of a patch, or channels differ."""
-        sides = latents.shape[2:]
-        if latents.shape[1] != self.config.channels or any(side % size for side, size in zip(sides, self.config.patch, strict=True)):
-            wanted = f"{self.config.channels} channels and sides that are multiples of {self.config.patch}"
-            raise InputError(f"they are {tuple(latents.shape)}; the model takes {wanted}", item="latents")
-        return Grid(*(side // size for side, size in zip(sides, self.config.patch, strict=True)))
+        """See `Transformer`."""
+        return grid_of(latents, self.config.patch)
 
     def forward(
         self,
@@ -155,42 +108,57 @@ class DiT(nn.Module):
     ) -> Float[Tensor, "b e f h w"]:
         """The velocity at `time`, from 0 (clean) to 1000 (noise), of a clip or of each of its tokens; `first` counts its first frame."""
         grid = self.grid(latents)
-        x = self.patch(self._patches(latents, grid))
-        embedded = self.time(_waves(time, self.config.frequencies).to(x.dtype), F.silu)
+        latents = latents if condition.beside is None else torch.cat((latents, condition.beside.to(latents.dtype)), 1)
+        patches = cut(latents, grid, self.config.patch, self.config.channels)
+        x = self.patch(patches)
+        x = x + self.config.standing(grid, self.config.width, x.device, first).to(x.dtype)
+        embedded = self.time(waves(time, self.config.frequencies).to(x.dtype))
         embedded = embedded[:, None] if time.ndim == 1 else embedded
         mask = None if condition.mask is None else condition.mask[:, None, None]
-        text = self.text(condition.text.to(x.dtype), _gelu)
+        text = self.text(condition.text.to(x.dtype), gelu)
         rotation = self.config.rotary(grid, self.config.heads, self.config.head_dim, x.device, first)
-        scene = _Scene(grid, self.time_out(F.silu(embedded)).unflatten(-1, (6, -1)), text, mask, rotation)
+        scene = _Scene(grid, self.time_out(F.silu(embedded)).unflatten(-1, (6, -1)), text, mask, rotation, self._seen(condition))
         blocks = [block for block in self.blocks if isinstance(block, _Block)]
         x = through(x, [_bound(block, scene, attend) for block in blocks], lambda tokens: blocks[0].modulated(tokens, scene))
         shift, scale = (self.modulation + embedded[:, :, None]).unbind(2)
         x = (F.layer_norm(x.float(), (x.shape[-1],), eps=self.config.eps) * (1 + scale) + shift).to(x.dtype)
-        return self._clip(self.out(x), grid)
+        out = self.out(x)
+        velocity = _velocity(patches, out, time) if self.config.predicts == "clip" else out
+        return joined(velocity, grid, self.config.patch, self.config.order)
 
-    def _patches(self, latents: Tensor, grid: Grid) -> Float[Tensor, "b n d"]:
-        t, h, w = self.config.patch
-        cut = latents.unflatten(4, (grid.width, w)).unflatten(3, (grid.height, h)).unflatten(2, (grid.frames, t))
-        patches: Tensor = cut.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
-        return patches
-
-    def _clip(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b e f h w"]:
-        t, h, w = self.config.patch
-        x = x.unflatten(1, (grid.frames, grid.height, grid.width))
-        first = self.config.order == "channels_first"
-        x = x.unflatten(-1, (-1, t, h, w)) if first else x.unflatten(-1, (t, h, w, -1)).movedim(-1, 4)
-        return x.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+    def _seen(self, condition: Condition) -> Float[Tensor, "b m d"] | None:
+        if (condition.seen is None) == bool(self.config.seen_width):
+            wanted = "takes what a picture's encoder saw, Condition.seen" if self.config.seen_width else "is shown no picture"
+            raise InputError(f"the model {wanted}", item="condition")
+        return None if condition.seen is None else self.sight(condition.seen.to(self.like.dtype))
 
 
-class _Perceptron(nn.Module):
+class _Sight(nn.Module):
+    """What a picture's encoder saw, made as wide as the model."""
+
     def __init__(self, inner: int, width: int) -> None:
         super().__init__()
-        self.one = nn.Linear(inner, width)
-        self.two = nn.Linear(width, width)
+        self.enter, self.leave = nn.LayerNorm(inner), nn.LayerNorm(width)
+        self.one, self.two = nn.Linear(inner, inner), nn.Linear(inner, width)
 
-    def forward(self, x: Float[Tensor, "*b i"], activation: Layer) -> Float[Tensor, "*b o"]:
-        out: Tensor = self.two(activation(self.one(x)))
+    def forward(self, seen: Float[Tensor, "b m i"]) -> Float[Tensor, "b m d"]:
+        out: Tensor = self.leave(self.two(F.gelu(self.one(self.enter(seen)))))
         return out
+
+
+class _Seen(nn.Module):
+    """Keys and values of a picture, which are asked beside those of the text."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.key, self.value = (nn.Linear(config.width, config.width) for _ in range(2))
+        self.key_norm = nn.RMSNorm(config.width, eps=config.query_eps)
+
+    def forward(self, query: Float[Tensor, "b h n d"], seen: Float[Tensor, "b m w"]) -> Float[Tensor, "b h n d"]:
+        made = (self.key_norm(self.key(seen)), self.value(seen))
+        keys, values = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in made)
+        return F.scaled_dot_product_attention(query, keys, values)
 
 
 class _Attention(nn.Module):
@@ -219,6 +187,7 @@ class _Block(nn.Module):
         super().__init__()
         self.config, self.number = config, number
         self.attention, self.cross = _Attention(config), _Attention(config)
+        self.seen = _Seen(config) if config.seen_width else nn.Identity()
         self.cross_norm = nn.LayerNorm(config.width, eps=config.eps) if config.cross_norm else nn.Identity()
         self.up, self.down = nn.Linear(config.width, config.hidden), nn.Linear(config.hidden, config.width)
         self.modulation = nn.Parameter(torch.randn(6, config.width) / config.width**0.5)
@@ -227,8 +196,10 @@ class _Block(nn.Module):
         shift, scale, gate, shift_up, scale_up, gate_up = self._modulations(scene)
         x = (x.float() + self._self(self._scaled(x, shift, scale), scene, attend) * gate).to(x.dtype)
         query, keys, values = (part.transpose(1, 2) for part in self.cross.parts(self.cross_norm(x), scene.text))
-        x = x + self.cross.projected(F.scaled_dot_product_attention(query, keys, values, attn_mask=scene.mask))
-        out: Tensor = self.down(_gelu(self.up(self._scaled(x, shift_up, scale_up))))
+        heads = F.scaled_dot_product_attention(query, keys, values, attn_mask=scene.mask)
+        heads = heads if scene.seen is None else heads + self.seen(query, scene.seen)
+        x = x + self.cross.projected(heads)
+        out: Tensor = self.down(gelu(self.up(self._scaled(x, shift_up, scale_up))))
         return (x.float() + out.float() * gate_up).to(x.dtype)
 
     def modulated(self, x: Float[Tensor, "b n d"], scene: _Scene) -> Float[Tensor, "b n d"]:
@@ -260,12 +231,7 @@ def _bound(block: _Block, scene: _Scene, attend: Attend) -> Layer:
     return layer
 
 
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _waves(time: Float[Tensor, "*b"], width: int) -> Float[Tensor, "*b d"]:
-    """Cosines, then sines, of the time at frequencies from 1 down to 1 / 10000."""
-    rates = torch.exp(-math.log(10000) * torch.arange(width // 2, dtype=torch.float32, device=time.device) / (width // 2))
-    angles = time[..., None].float() * rates
-    return torch.cat((angles.cos(), angles.sin()), -1)
+def _velocity(noisy: Float[Tensor, "b n d"], clean: Float[Tensor, "b n d"], time: Tensor) -> Float[Tensor, "b n d"]:
+    """What leads from a noisy patch to the clean one: their difference over sigma."""
+    sigma = (time.float() / 1000).clamp_min(_LEAST).view(len(noisy), -1, 1)
+    return ((noisy.float() - clean.float()) / sigma).to(clean.dtype)

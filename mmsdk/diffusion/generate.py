@@ -15,12 +15,12 @@ from torch import Tensor
 from mmsdk.diffusion.attending import Attending, attending
 from mmsdk.diffusion.attention.types import Selector
 from mmsdk.diffusion.caching import Caching, StepCache, step_cache
-from mmsdk.diffusion.dit import Condition, DiT
 from mmsdk.diffusion.guidance import Distilled, Guidance
 from mmsdk.diffusion.schedule import Schedule
+from mmsdk.diffusion.types import Condition, Transformer
 from mmsdk.errors import InputError
 
-__all__ = ["Cost", "Denoiser", "Generated", "generate"]
+__all__ = ["Cost", "Denoiser", "Generated", "generate", "to_nobody"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Denoiser:
     """One generation at one size: the model with a text, its guidance, and the state of attention and cache. Made anew for each."""
 
     def __init__(
-        self, model: DiT, condition: Condition, guidance: Guidance, steps: int, attention: Attending, cache: Caching, first: int = 0
+        self, model: Transformer, condition: Condition, guidance: Guidance, steps: int, attention: Attending, cache: Caching, first: int = 0
     ) -> None:
         self._model, self._passes, self._guidance = model, guidance.passes(condition), guidance
         self._steps, self._attention, self._cache, self._first = steps, attention, cache, first
@@ -69,20 +69,20 @@ class Denoiser:
         return self._guidance.combined(predicted)
 
 
-def _to_nobody(step: int) -> None:
+def to_nobody(step: int) -> None:
     """Tells nobody."""
 
 
 @torch.no_grad()
 def generate(
-    model: DiT,
+    model: Transformer,
     noise: Float[Tensor, "b c f h w"],
     condition: Condition,
     schedule: Schedule,
     guidance: Guidance = Distilled(),
     attention: str | Selector = "dense",
     cache: str | StepCache = "none",
-    advance: Callable[[int], None] = _to_nobody,
+    advance: Callable[[int], None] = to_nobody,
 ) -> Generated:
     """A clip from noise. `attention` and `cache` are files of their folders, with knobs, or objects; `advance` is told each step done.
 

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from mmsdk.diffusion.dit import Condition
+from mmsdk.diffusion.types import Condition
 
 __all__ = ["ClassifierFree", "Distilled", "Guidance"]
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from mmsdk.diffusion.attending import DenseAttending
 from mmsdk.diffusion.caching import Caching, Kept, Pass, Passed
-from mmsdk.diffusion.dit import Condition, DiT
 from mmsdk.diffusion.generate import Denoiser
 from mmsdk.diffusion.guidance import Distilled
 from mmsdk.diffusion.schedule import Schedule
+from mmsdk.diffusion.types import Condition, Transformer
 
 __all__ = ["measured"]
 
@@ -31,7 +31,7 @@ class _Measuring:
 
 
 @torch.no_grad()
-def measured(model: DiT, noise: Float[Tensor, "b c f h w"], condition: Condition, schedule: Schedule) -> tuple[float, ...]:
+def measured(model: Transformer, noise: Float[Tensor, "b c f h w"], condition: Condition, schedule: Schedule) -> tuple[float, ...]:
     """The ratio of each step, 1 at the first, as arXiv 2506.09045 measures them: of one clip, with its text."""
     cache = Caching(_Measuring())
     denoiser = Denoiser(model, condition, Distilled(), schedule.steps, DenseAttending(), cache)

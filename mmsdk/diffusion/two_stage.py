@@ -15,10 +15,10 @@ from torch import Tensor
 from mmsdk.diffusion.attending import attending
 from mmsdk.diffusion.attention.types import Selector
 from mmsdk.diffusion.caching import Caching, StepCache, step_cache
-from mmsdk.diffusion.dit import Condition, DiT
-from mmsdk.diffusion.generate import Cost, Denoiser, Generated
+from mmsdk.diffusion.generate import Cost, Denoiser, Generated, to_nobody
 from mmsdk.diffusion.guidance import Distilled, Guidance
 from mmsdk.diffusion.schedule import Schedule
+from mmsdk.diffusion.types import Condition, Transformer
 from mmsdk.diffusion.upscale import bilinear
 from mmsdk.errors import InputError
 
@@ -44,7 +44,7 @@ class Stages:
 
 @torch.no_grad()
 def generate_in_two_stages(
-    model: DiT,
+    model: Transformer,
     shape: tuple[int, int, int, int, int],
     condition: Condition,
     stages: Stages,
@@ -53,15 +53,17 @@ def generate_in_two_stages(
     guidance: Guidance = Distilled(),
     attention: str | Selector = "dense",
     cache: str | StepCache = "none",
+    advance: Callable[[int], None] = to_nobody,
 ) -> Generated:
     """A clip of `shape` (clips, channels, frames, rows, columns); the generator draws the noise of the high stage, then of the low one.
 
-    Each stage has its own state of attention and cache. Raises InputError for sides that the factor does not divide.
+    Each stage has its own state of attention and cache; `advance` is told how many of the high schedule's steps are done, those that the
+    low stage stands for all together. Raises InputError for sides that the factor does not divide.
     """
     *front, rows, columns = shape
     if rows % stages.factor or columns % stages.factor:
         raise InputError(f"{rows} x {columns} latents are no multiple of {stages.factor}", item="shape")
-    high, like = stages.high.last(stages.last), model.modulation
+    high, like = stages.high.last(stages.last), model.like
     noise = torch.randn(shape, generator=generator, device=generator.device).to(like)
 
     def denoiser(schedule: Schedule) -> Denoiser:
@@ -73,11 +75,13 @@ def generate_in_two_stages(
         low_noise = torch.randn(low_shape, generator=generator, device=generator.device).to(like)
         first = denoiser(stages.low)
         clip = _clean(first, low_noise, stages.low, 0.0 if stages.to_the_end else high.sigmas[0])
+        advance(stages.high.steps - high.steps)
         latents = (1 - high.sigmas[0]) * upscaler(clip, (rows, columns)) + high.sigmas[0] * noise
         spent = first.cost
-    second = denoiser(high)
+    second, before = denoiser(high), stages.high.steps - high.steps
     for step in range(high.steps):
         latents = high.step(latents, second.velocity(latents, high.time(step), step), step)
+        advance(before + step + 1)
     return Generated(latents, _sum(spent, second.cost))
 
 

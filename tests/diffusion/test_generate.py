@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from mmsdk.diffusion.caching import Caching, Kept, Pass, step_cache
-from mmsdk.diffusion.dit import Condition, DiT
+from mmsdk.diffusion.dit import DiT
 from mmsdk.diffusion.generate import generate
 from mmsdk.diffusion.guidance import ClassifierFree, Distilled
 from mmsdk.diffusion.magnitudes import measured
 from mmsdk.diffusion.models import load
 from mmsdk.diffusion.schedule import flow
+from mmsdk.diffusion.types import Condition
 from mmsdk.errors import InputError, PluginError
 
 with warnings.catch_warnings():

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmsdk.diffusion.dit import Condition, DiT, DiTConfig
+from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.generate import generate
 from mmsdk.diffusion.guidance import ClassifierFree
 from mmsdk.diffusion.rotary import ByAxis
 from mmsdk.diffusion.schedule import flow
 from mmsdk.diffusion.two_stage import Stages, generate_in_two_stages, snapped
+from mmsdk.diffusion.types import Condition
 from mmsdk.diffusion.upscale import LatentUpscaler, bilinear
 from mmsdk.errors import InputError
 

@@ -4,21 +4,29 @@ from pathlib import Path
 
 import torch
 
-from mmsdk.diffusion.checkpoint import read
+from mmsdk.diffusion.checkpoint import Family, read
 from mmsdk.diffusion.dit import DiT
-from mmsdk.diffusion.models import ltx, wan
+from mmsdk.diffusion.joint import JointDiT
+from mmsdk.diffusion.models import cogvideox, hunyuan, ltx, small, wan
+from mmsdk.diffusion.shared import SharedDiT
 from mmsdk.errors import ModelError
 from mmsdk.weights.fields import read_fields
 
 __all__ = ["load"]
 
-_FAMILIES = (wan.FAMILY, ltx.FAMILY)
+_FAMILIES: tuple[Family[DiT | JointDiT | SharedDiT], ...] = (
+    wan.FAMILY,
+    ltx.FAMILY,
+    hunyuan.FAMILY,
+    cogvideox.FAMILY,
+    small.FAMILY,
+)
 
 
-def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> DiT:
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> DiT | JointDiT | SharedDiT:
     """The transformer of `folder`, or of its `transformer/` where it is a pipeline's. Raises as `mmsdk.diffusion.checkpoint.read` does.
 
-    Families: Wan (text to video; 2.1, 2.2), LTX-Video.
+    Families: Wan (2.1, 2.2), LTX-Video, HunyuanVideo, CogVideoX, all text to video, and our own, which `mmsdk.apps.train_video` trains.
     """
     folder = Path(folder)
     if (folder / "model_index.json").is_file():

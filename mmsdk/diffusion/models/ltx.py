@@ -4,8 +4,8 @@ Its latents come in patches already where `patch_size` is above 1: here they are
 and pixels, for 25 frames a second and an autoencoder of 8 x 32 x 32, as diffusers' pipeline takes it.
 """
 
-from mmsdk.diffusion.checkpoint import Family, Names
-from mmsdk.diffusion.dit import DiTConfig
+from mmsdk.diffusion.checkpoint import Family, Layers, Names, attention
+from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.rotary import Fractional
 from mmsdk.errors import ModelError
 from mmsdk.weights.fields import Fields
@@ -49,11 +49,9 @@ def _config(fields: Fields) -> DiTConfig:
     )
 
 
-_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "out": "to_out.0", "query_norm": "norm_q", "key_norm": "norm_k"}
-
 FAMILY = Family(
     classes=("LTXVideoTransformer3DModel",),
-    config=_config,
+    build=lambda fields: DiT(_config(fields)),
     names=Names(
         model={
             "patch": "proj_in",
@@ -65,13 +63,17 @@ FAMILY = Family(
             "modulation": "scale_shift_table",
             "out": "proj_out",
         },
-        layer={
-            **{f"attention.{ours}": f"attn1.{theirs}" for ours, theirs in _ATTENTION.items()},
-            **{f"cross.{ours}": f"attn2.{theirs}" for ours, theirs in _ATTENTION.items()},
-            "up": "ff.net.0.proj",
-            "down": "ff.net.2",
-            "modulation": "scale_shift_table",
+        lists={
+            "blocks": Layers(
+                "transformer_blocks",
+                {
+                    **attention("attention", "attn1"),
+                    **attention("cross", "attn2"),
+                    "up": "ff.net.0.proj",
+                    "down": "ff.net.2",
+                    "modulation": "scale_shift_table",
+                },
+            )
         },
-        blocks="transformer_blocks",
     ),
 )

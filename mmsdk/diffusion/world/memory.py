@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from mmsdk.diffusion.dit import Attend, Spot
+from mmsdk.diffusion.types import Attend, Spot
 from mmsdk.diffusion.world.hybrid import Hybrid, Sums, summed
 from mmsdk.diffusion.world.index import Index, Kind
 from mmsdk.diffusion.world.room import Room, moved_in

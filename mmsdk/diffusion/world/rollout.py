@@ -12,17 +12,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.diffusion.caching import Caching, StepCache, step_cache
-from mmsdk.diffusion.dit import Condition, DiT
 from mmsdk.diffusion.generate import Denoiser
 from mmsdk.diffusion.guidance import Distilled, Guidance
 from mmsdk.diffusion.schedule import Schedule
+from mmsdk.diffusion.types import Condition, Transformer
 from mmsdk.diffusion.world.memory import WorldMemory
 
 __all__ = ["remember", "rollout"]
 
 
 def rollout(
-    model: DiT,
+    model: Transformer,
     shape: tuple[int, int, int, int, int],
     conditions: Iterable[Condition],
     schedule: Schedule,
@@ -32,7 +32,7 @@ def rollout(
     cache: str | StepCache = "none",
 ) -> Iterator[Float[Tensor, "b c f h w"]]:
     """A chunk of `shape` for each condition, for as long as there are any: what comes next may be decided after what came is seen."""
-    first, like = 0, model.modulation
+    first, like = 0, model.like
     for condition in conditions:
         noise = torch.randn(shape, generator=generator, device=generator.device).to(like)
         denoiser = Denoiser(model, condition, guidance, schedule.steps, memory, Caching(step_cache(cache)), first)
@@ -44,7 +44,7 @@ def rollout(
 
 @torch.no_grad()
 def remember(
-    model: DiT,
+    model: Transformer,
     latents: Float[Tensor, "b c f h w"],
     condition: Condition,
     memory: WorldMemory,

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.diffusion.attention.types import Grid
-from mmsdk.diffusion.dit import Condition, DiT, DiTConfig, Spot
+from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.guidance import ClassifierFree
 from mmsdk.diffusion.rotary import ByAxis
 from mmsdk.diffusion.schedule import flow
+from mmsdk.diffusion.types import Condition, Spot
 from mmsdk.diffusion.world.disk import read_page, write_page
 from mmsdk.diffusion.world.hybrid import Hybrid
 from mmsdk.diffusion.world.index import Kind

@@ -1,0 +1,54 @@
+"""Our own model of few words, as `mmsdk.apps.train_video` writes it: pixels in place of latents, and the clean clip predicted."""
+
+from mmsdk.diffusion.checkpoint import Family, Names
+from mmsdk.diffusion.dit import DiT, DiTConfig
+from mmsdk.diffusion.rotary import Spread, Waves
+from mmsdk.weights.fields import Fields
+
+__all__ = ["CLASS", "FAMILY", "settings"]
+
+CLASS = "MmsdkVideoTransformer3DModel"
+
+
+def _config(fields: Fields) -> DiTConfig:
+    patch = fields.wholes("patch_size")
+    if len(patch) != 3 or min(patch) < 1:
+        raise fields.wrong("patch_size", "three whole numbers above 0")
+    channels = fields.whole("in_channels", 3)
+    spread = Spread(fields.whole("side"), fields.real("theta", 100.0))
+    return DiTConfig(
+        channels=channels,
+        out_channels=channels,
+        heads=fields.whole("num_attention_heads"),
+        head_dim=fields.whole("attention_head_dim"),
+        hidden=fields.whole("ffn_dim"),
+        layers=fields.whole("num_layers"),
+        text_width=fields.whole("text_dim"),
+        rotary=spread,
+        patch=(patch[0], patch[1], patch[2]),
+        frequencies=fields.whole("freq_dim"),
+        order="channels_first",
+        standing=Waves(spread),
+        predicts="clip",
+    )
+
+
+def settings(config: DiTConfig) -> dict[str, object]:
+    """What `config.json` says of such a model."""
+    assert isinstance(config.rotary, Spread)
+    return {
+        "_class_name": CLASS,
+        "in_channels": config.channels,
+        "num_attention_heads": config.heads,
+        "attention_head_dim": config.head_dim,
+        "ffn_dim": config.hidden,
+        "num_layers": config.layers,
+        "text_dim": config.text_width,
+        "patch_size": list(config.patch),
+        "freq_dim": config.frequencies,
+        "side": config.rotary.side,
+        "theta": config.rotary.theta,
+    }
+
+
+FAMILY = Family(classes=(CLASS,), build=lambda fields: DiT(_config(fields)), names=Names({}, {}))
