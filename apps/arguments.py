@@ -100,14 +100,14 @@ ADAPTER = Flag(
 )
 MAX_TOKENS = Flag("--max-tokens", "N", "the longest answer, in tokens", int, 128)
 TEMPERATURE = Flag("--temperature", "T", "0 for the likeliest answer, more for variety", float, 0.0)
-SEED = Flag("--seed", "N", "chooses the answer where the temperature is above 0", int, 0)
+SEED = Flag("--seed", "N", "chooses one of all that may come", int, 0)
 SAMPLING = (
     MAX_TOKENS,
     TEMPERATURE,
     Flag("--top-k", "N", "draw among so many of the likeliest tokens; 0 for all", int, 0),
     Flag("--top-p", "P", "draw among the likeliest tokens that make up this share", float, 1.0),
     Flag("--min-p", "P", "draw among tokens at least this many times as likely as the likeliest", float, 0.0),
-    SEED,
+    replace(SEED, about=f"{SEED.about}; where the temperature is above 0"),
     Flag("--stop", "TEXT", "end the answer before this text; may be given again", repeated=True),
     Flag("--repetition-penalty", "R", "above 1, what was asked or said becomes less likely; 1 for none", float, 1.0),
     Flag("--presence-penalty", "P", "from -2 to 2, taken from the score of what was said", float, 0.0),
@@ -125,7 +125,7 @@ FORMS = (
 HOST = Flag("--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1")
 PORT = Flag("--port", "N", "the port to listen at; 0 takes a free one", int, 8000)
 KEYS = Flag("--api-key-file", "FILE", "holds a key that clients must bring; of several, each on a line of its own, any")
-OUT = Flag("--out", "FOLDER", "the folder that is written to")
+OUT = Flag("--out", "PATH", "where to write")
 TICKS = Flag("--ticks", "N", "how many ticks the loop runs", int, 400)
 
 
@@ -174,6 +174,30 @@ CHAT = Command(
     "mmsdk chat [PATH...] [options]",
 )
 
+IMAGINE = Command(
+    "make a clip of a sentence",
+    (
+        replace(MODEL, about=f"{MODEL.about}; here a folder that `python -m mmsdk.apps.train_video` wrote"),
+        replace(OUT, about=f"{OUT.about}; a .mp4, a .gif, or a .png of all frames", default="clip.mp4"),
+        SEED,
+        Flag("--steps", "N", "steps from noise to the clip", int, 20),
+        Flag(
+            "--guidance",
+            "G",
+            "how far to go towards the sentence; 1 is no further than it says, without one the model's own",
+            float,
+        ),
+        Flag("--coarse", "N", "so many of the first steps at half the size, which is several times as fast", int, 0),
+        Flag("--attention", "METHOD", 'dense, or a sparse attention of `mmsdk methods` with its knobs ("svg2:mass=0.9")', default="dense"),
+        Flag("--cache", "METHOD", 'none, or a step cache with its first knob ("first_block:0.05")', default="none"),
+        DTYPE,
+        DEVICE,
+        JSON,
+    ),
+    (Words("text", "the sentence, in quotes", '"text"'),),
+    'mmsdk imagine "text" [options]',
+)
+
 DEMO = Command(
     "a page in the browser: pictures, clips, a robot, the benches",
     (
@@ -188,7 +212,7 @@ DEMO = Command(
         Flag("--max-upload-mb", "MB", "the largest upload", int, 64),
         Flag("--share", "", "ask for a public address, too, which Gradio's own server gives"),
         Flag("--write", "", "no page: answer about three pictures and a clip, and write annotated pictures"),
-        replace(OUT, about=f"{OUT.about}; with --write, by annotated pictures", default="demo"),
+        replace(OUT, about=f"{OUT.about}; with --write, a folder for annotated pictures", default="demo"),
         JSON,
     ),
 )
@@ -238,7 +262,7 @@ ROBOT = Command(
         _for("serve", HOST),
         _for("serve", PORT),
         _for("serve", KEYS),
-        _for("record, export", OUT),
+        _for("record, export", replace(OUT, about=f"{OUT.about}; a folder")),
         _for("record", TICKS),
         Flag("--session", "FILE.py:NAME", "replay: whose kinematics, and policy, are taken"),
         Flag("--ask", "", "replay: ask that policy again"),
@@ -301,6 +325,7 @@ COMPLETION = Command(
 COMMANDS = {
     "ask": ASK,
     "chat": CHAT,
+    "imagine": IMAGINE,
     "demo": DEMO,
     "serve": SERVE,
     "robot": ROBOT,

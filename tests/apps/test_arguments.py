@@ -71,7 +71,7 @@ def test_models_are_named_alike() -> None:
     """Whoever loads a model takes the same flags for it."""
     for name, command in COMMANDS.items():
         names = {flag.name for flag in command.flags}
-        assert "--model" not in names or name == "demo" or {"--compress", "--quantize", "--dtype", "--device"} <= names, name
+        assert "--model" not in names or name in ("demo", "imagine") or {"--compress", "--quantize", "--dtype", "--device"} <= names, name
 
 
 def test_what_is_offered_is_what_can_be_chosen() -> None:

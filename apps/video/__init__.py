@@ -1,0 +1,1 @@
+"""What `mmsdk bench video` measures, a kind of row to a file."""

@@ -1,0 +1,76 @@
+"""The bench of video: rows of every kind, of a model that was taught nothing, and a run that is broken off and goes on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmsdk.apps.bench import video
+from mmsdk.apps.bench.video import Video
+from mmsdk.apps.train_video.judge import teach
+from mmsdk.apps.train_video.world import VOCABULARY
+from mmsdk.apps.video import rows
+from mmsdk.apps.video.trials import WAYS, Way
+from mmsdk.diffusion.dit import DiT, DiTConfig
+from mmsdk.diffusion.imagine import Imaginer, Screen, save_imaginer
+from mmsdk.diffusion.rotary import Spread, Waves
+from mmsdk.diffusion.words import Words
+from mmsdk.errors import InputError
+
+SMALL = Video(frames=2, height=8, width=8, heads=1, head_dim=16, methods="nabla+draft", repeats=1, wave_tokens=2048, wave_heads=1)
+FEW = [Way("generation"), Way("generation", "nabla"), Way("cache", cache="magcache:0.2"), Way("two_stage", coarse=0.5)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What training leaves in a folder, of a model that was taught nothing."""
+    torch.manual_seed(0)
+    at, spread = tmp_path_factory.mktemp("trained"), Spread(8)
+    config = DiTConfig(
+        3, 3, 1, 12, 16, 1, 8, spread, (1, 8, 8), frequencies=8, order="channels_first", standing=Waves(spread), predicts="clip"
+    )
+    save_imaginer(at / "model", Imaginer(DiT(config), Words(VOCABULARY, 8, 12), Screen(2, 64, 64, 8.0, 3.0)))
+    teach(at / "judge.safetensors", steps=1, rows=1)
+    return at
+
+
+def test_every_kind_has_rows_and_a_run_that_was_broken_off_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "_WAYS", {f"{way.kind} {way.name}": way for way in FEW})
+    monkeypatch.setattr(video, "_MASKS", ("nabla",))
+    bench = replace(SMALL, model=str(folder), clips=1, steps=4, saved=str(tmp_path / "rows.jsonl"))
+    first = replace(bench, kind="attention")()
+    found = bench()
+    assert found[: len(first)] == first and replace(bench, kind="generation")() == [row for row in found if row["kind"] == "generation"]
+    assert {row["kind"] for row in found} == {"attention", "wavealign", "ress", "generation", "cache", "two_stage"}
+    assert bench() == found
+    for row in found:
+        assert set(rows.row("", "", 0)) <= row.keys()
+    by = {(str(row["kind"]), str(row["method"])): row for row in found}
+    dense = by["generation", "dense"]
+    assert (dense["speedup"], dense["rel_l2"], dense["psnr"], dense["skipped"]) == (1.0, 0.0, None, 0.0)
+    assert by["generation", "nabla"]["sparsity"] is not None and by["cache", "magcache:0.2"]["agreement"] in (0.0, 1.0)
+    assert float(str(by["two_stage", "coarse 0.5"]["rel_l2"])) > 0
+    # at equal sparsity, pair by pair
+    drifts = [row for row in found if row["kind"] == "ress"]
+    ress, mass = ([row["sparsity"] for row in drifts if row["method"] == name] for name in ("ress", "attention mass"))
+    assert ress == mass and len(ress) == 4
+
+
+def test_a_kind_that_needs_a_model_says_so_and_other_settings_are_not_mixed(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="train_video"):
+        replace(SMALL, kind="two_stage")()
+    saved = str(tmp_path / "rows.jsonl")
+    replace(SMALL, kind="attention", saved=saved)()
+    with pytest.raises(InputError, match="other settings"):
+        replace(SMALL, kind="attention", saved=saved, seed=1)()
+    with pytest.raises(InputError, match="at least 1"):
+        replace(SMALL, clips=0)()
+
+
+def test_ways_have_names_of_their_own_and_numbers_are_those_of_their_formulas() -> None:
+    names = [(way.kind, way.name) for way in WAYS]
+    assert len(set(names)) == len(names) and ("generation", "dense") in names
+    dense = torch.tensor([1.0, -1.0, 0.0])
+    assert rows.psnr(dense, dense) is None and rows.psnr(dense + 0.1, dense, 2.0) == pytest.approx(26.0206, abs=1e-3)
+    assert rows.rel_l2(dense * 1.5, dense) == pytest.approx(0.5)

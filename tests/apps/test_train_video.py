@@ -1,0 +1,162 @@
+"""The drawn world against what its sentences say, the judge, and training that goes on where it stood."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmsdk.apps.train_video import __main__ as program
+from mmsdk.apps.train_video.judge import open_judge, teach
+from mmsdk.apps.train_video.learn import CONFIG, STAGES, Recipe, Stage, begun, loss_of, rate, stage_of
+from mmsdk.apps.train_video.loop import CHECKPOINT, train
+from mmsdk.apps.train_video.score import asked, drawn_score, told
+from mmsdk.apps.train_video.world import COLOURS, DIRECTIONS, FRAMES, RELATIONS, SHAPES, SIDE, VOCABULARY, Stories, drawn, film
+from mmsdk.diffusion.dit import DiT
+from mmsdk.diffusion.imagine import open_imaginer
+from mmsdk.diffusion.words import Words
+
+SMALL = replace(CONFIG, heads=1, head_dim=12, hidden=16, layers=1, text_width=8, frequencies=8)
+RECIPE = Recipe((Stage(8, 2, 2, 1e-2), Stage(16, 3, 1, 1e-2, coarser=0.5)), warmup=2)
+
+
+def every_story() -> Stories:
+    """One of each: all shapes, directions and relations."""
+    kinds = torch.cartesian_prod(torch.arange(len(SHAPES)), torch.arange(len(DIRECTIONS)), torch.arange(len(RELATIONS)))
+    shape, direction, relation = kinds.unbind(1)
+    colour = torch.arange(len(kinds)) % len(COLOURS)
+    return Stories(colour, shape, direction, relation, torch.where(relation == 0, len(COLOURS), (colour + 2) % len(COLOURS)))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def middle(clip: Tensor, name: str) -> list[tuple[float, float] | None]:
+    """Where the pixels of a colour are in each frame of [3, t, h, w]; none where there are fewer than six of them."""
+    wanted = torch.tensor(COLOURS[name]) / 127.5 - 1
+    near = (clip - wanted.view(3, 1, 1, 1)).norm(dim=0) < 0.05
+    places = [frame.nonzero().double() for frame in near]
+    return [None if len(found) < 6 else (float(found[:, 1].mean()), float(found[:, 0].mean())) for found in places]
+
+
+def test_clips_show_what_their_sentences_say() -> None:
+    """Read from the pixels by their colour: which way, whether it is hidden half-way, and what moves on when it is hit."""
+    stories = every_story()
+    clips = film(stories, 32, seeded())
+    assert clips.shape == (len(stories), 3, FRAMES, 32, 32) and clips.abs().max() <= 1
+    for number, sentence in enumerate(stories.captions()):
+        colour, rest = sentence.split()[1], sentence.partition(" moves ")[2]
+        step = DIRECTIONS[rest.split()[0]]
+        thing = middle(clips[number], colour)
+        (x, y), (later, lower) = (at for at in (thing[0], thing[-1]) if at is not None)
+        assert (later - x) * step[0] + (lower - y) * step[1] > 2 and abs((later - x) * step[1] + (lower - y) * step[0]) < 1, sentence
+        box = middle(clips[number], sentence.split()[-2]) if "box" in sentence else []
+        hidden = [at is None for at in thing]
+        assert any(hidden) == ("behind" in sentence) and not hidden[0] and not hidden[-1], sentence
+        if "hits" in sentence:
+            moved = max(abs(one - other) for one, other in zip(box[0] or (), box[10] or (), strict=True))
+            assert moved > 2 and thing[8] == thing[15], sentence
+        elif box:
+            assert None not in box and ("in front" in sentence or box[0] == box[15]), sentence
+
+
+def test_a_coarse_clip_is_a_fine_one_from_afar_and_seeds_repeat() -> None:
+    stories = drawn(6, seeded(1))
+    fine, coarse, again = (film(stories, side, seeded(2)) for side in (64, 16, 64))
+    assert torch.equal(fine, again) and not torch.equal(fine, film(stories, 64, seeded(3)))
+    small = torch.nn.functional.avg_pool3d(fine, (1, 4, 4))
+    assert (small - coarse).abs().mean() < 0.01 and (small - coarse).abs().max() < 0.7
+
+
+def test_all_sentences_are_made_of_the_vocabulary() -> None:
+    words = {word for text in every_story().captions() for word in text.split()}
+    assert words == set(VOCABULARY) >= set("a red ball moves left behind a blue box".split())
+
+
+def test_steps_are_of_their_stages_and_rates_rise_and_fall() -> None:
+    recipe = Recipe()
+    assert recipe.steps == sum(stage.steps for stage in STAGES)
+    assert stage_of(recipe, STAGES[0].steps - 1) == (STAGES[0], STAGES[0].steps - 1) and stage_of(recipe, STAGES[0].steps) == (STAGES[1], 0)
+    rates = [rate(recipe, step) for step in (0, 99, 100, STAGES[0].steps, recipe.steps - 1)]
+    assert rates[0] < rates[1] == rates[2] == STAGES[0].rate and rates[3] < STAGES[1].rate and rates[4] < 0.2 * STAGES[2].rate
+    with pytest.raises(AssertionError):
+        stage_of(recipe, recipe.steps)
+
+
+def test_a_model_that_does_nothing_predicts_grey_and_the_default_one_is_small_enough_to_ship() -> None:
+    model, words = begun(SMALL, 0)
+    latents = torch.randn(1, 3, 2, 8, 8, generator=seeded())
+    with torch.no_grad():
+        velocity = model(latents, torch.tensor([500.0]), words(words.numbers(["a red ball"])))
+    torch.testing.assert_close(velocity, latents / 0.5)
+    with torch.device("meta"):
+        size = sum(part.numel() for module in begun(CONFIG, 0) for part in module.parameters())
+    assert 2 * size < 25e6
+
+
+def losses(model: DiT, words: Words, recipe: Recipe) -> list[float]:
+    with torch.no_grad():
+        return [float(loss_of(model, words, recipe, step, torch.float32)) for step in range(8)]
+
+
+def test_losses_fall_and_are_a_function_of_the_step(tmp_path: Path) -> None:
+    recipe = Recipe((Stage(8, 60, 8, 3e-3),), warmup=2)
+    model, words = begun(SMALL, 0)
+    before, again = (losses(model, words, recipe) for _ in range(2))
+    assert before == again and len(set(before)) == 8
+    _, learner = train(recipe, tmp_path, torch.float32, SMALL)
+    after = losses(learner.model, learner.words, recipe)
+    assert sum(after) < 0.8 * sum(before)
+
+
+def test_a_run_that_is_broken_off_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole, _ = train(RECIPE, tmp_path / "whole", torch.float32, SMALL)
+    assert train(RECIPE, tmp_path / "parts", torch.float32, SMALL, stop_after=3)[0] == 3
+    assert train(RECIPE, tmp_path / "parts", torch.float32, SMALL)[0] == whole == 5
+    one, other = (load_file(tmp_path / name / CHECKPOINT) for name in ("whole", "parts"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_program_trains_writes_teaches_and_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "teach", lambda path: teach(path, steps=1, rows=1))
+    monkeypatch.setattr(program, "train", lambda recipe, folder, dtype, **how: train(recipe, folder, dtype, SMALL, **how))
+    words = [
+        "--folder",
+        str(tmp_path),
+        "--steps",
+        "2",
+        "0",
+        "0",
+        "--dtype",
+        "float32",
+        "--evaluate",
+        "1",
+        "--sampling",
+        "1",
+        "--no-compile",
+    ]
+    assert program.main([*words, "--stop-after", "1"]) == 0 and not (tmp_path / "model").exists()
+    assert program.main(words) == 0
+    out = capsys.readouterr().out
+    assert '"of": "drawn"' in out and '"of": "made"' in out and '"three"' in out and (tmp_path / "clips.png").is_file()
+    made = open_imaginer(tmp_path / "model")("a white cross moves up", steps=1)
+    assert made.video.frames.shape == (FRAMES, 3, SIDE, SIDE) and made.cost.passes == 2
+
+
+def test_a_judge_reads_frames_and_is_held_against_what_was_told(tmp_path: Path) -> None:
+    share = teach(tmp_path / "judge.safetensors", steps=2, rows=1)
+    judge = open_judge(tmp_path / "judge.safetensors")
+    assert 0 <= share <= 1
+    stories = asked(3)
+    reading = judge.read(film(stories, SIDE, seeded()))
+    assert reading.table.shape == (3, 5) and reading.steady.shape == (3, FRAMES)
+    assert torch.equal(judge.read(film(stories, SIDE, seeded())).table, reading.table)
+    perfect = told(replace(reading, table=stories.table()), stories)
+    wrong = told(replace(reading, table=(stories.table() + 1)), stories)
+    assert perfect.three == perfect.five == 1.0 and wrong.three == 0.0 and set(perfect.each.values()) == {1.0}
+    assert drawn_score(judge, 2).clips == 2
