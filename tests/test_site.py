@@ -175,8 +175,8 @@ def test_a_memory_is_chosen_by_shares_of_what_the_full_cache_answers(
 ) -> None:
     """Of every suite a line for each policy; nothing without a kept result."""
 
-    def row(policy: str, budget: float, quality: float | None) -> dict[str, Any]:
-        told = {"suite": "needle", "policy": policy, "budget": budget, "quality": quality, "quality_full": quality and 0.8}
+    def row(policy: str, budget: float, quality: float | None) -> dict[str, object]:
+        told = {"suite": "needle", "policy": policy, "budget": budget, "quality": quality, "quality_full": None if quality is None else 0.8}
         return told | {"bytes_held": 1000 * budget, "bytes_read_per_token": 500 * budget, "tok_s": 20 / (1 + budget)}
 
     rows = [row("full", 1.0, 0.8), row("snapkv", 0.5, 0.6), row("snapkv", 0.1, 0.4), row("h2o, going on", 0.1, None)]

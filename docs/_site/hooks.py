@@ -9,6 +9,7 @@ from posixpath import relpath
 from typing import Any
 
 from choice import choice_table
+from memories import memory_tables
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -59,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
     """Fill in tables, and let links to files of the repository lead to pages, or nowhere."""
-    made = {"methods": method_tables, "benchmarks": bench_tables, "choice": choice_table}
+    made = {"methods": method_tables, "benchmarks": bench_tables, "choice": choice_table, "memories": memory_tables}
     for name, table in made.items():
         if f"<!-- {name} -->" in markdown:
             markdown = markdown.replace(f"<!-- {name} -->", table())
