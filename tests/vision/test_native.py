@@ -76,6 +76,7 @@ class Adapted(nn.Linear):
     """A map that is more than its weight, as adapters make of one."""
 
 
+@needs_tiles
 def test_everything_else_goes_the_blocks_own_way() -> None:
     x = torch.ones(2, 5, 64).bfloat16()
     block = vit.Block(CONFIG).bfloat16()
