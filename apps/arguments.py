@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mmsdk import __version__
 
@@ -50,12 +50,16 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command in one line, and what may be said to it. `usage` is for words that argparse would tell in another way."""
+    """A command in one line, and what may be said to it. `usage` is for words that argparse would tell in another way.
+
+    `short` are a flag and the first word that it stands for: with ("--env", "play"), `robot --env NAME` is `robot play NAME`.
+    """
 
     about: str
     flags: tuple[Flag, ...]
     words: tuple[Words, ...] = ()
     usage: str = ""
+    short: tuple[str, str] = ("", "")
 
 
 JSON = Flag("--json", "", "print JSON in place of text")
@@ -257,8 +261,12 @@ SERVE = Command(
 )
 
 ROBOT = Command(
-    "serve policies to robots, record and replay what they did",
+    "run the default policy in simulation, serve policies to robots, record and replay what they did",
     (
+        Flag("--env", "NAME", "play: the simulated task, metaworld/drawer-open-v3; `robot --env NAME` is `robot play NAME`"),
+        Flag("--episodes", "N", "play: so many episodes, none of which was trained on", int, 5),
+        Flag("--gif", "FILE", "play: a picture that moves of the first episode"),
+        COMPRESS,
         _for("serve", HOST),
         _for("serve", PORT),
         _for("serve", KEYS),
@@ -272,11 +280,13 @@ ROBOT = Command(
     (
         Words(
             "action",
-            "serve a policy over a websocket until Ctrl-C; record a loop, replay a recording, export recordings as a data set",
-            said=("serve", "record", "replay", "export"),
+            "play episodes of a simulated task; serve a policy over a websocket until Ctrl-C; record a loop, replay a recording, export "
+            "recordings as a data set",
+            said=("play", "serve", "record", "replay", "export"),
         ),
-        Words("words", "serve, record: FILE.py:NAME; replay, export: folders of recordings", "WHAT", number="+"),
+        Words("words", "play: a task; serve, record: FILE.py:NAME; replay, export: folders of recordings", "WHAT", number="+"),
     ),
+    short=("--env", "play"),
 )
 
 ROS = Command(
@@ -339,7 +349,14 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UsageError instead of leaving, and says what is near."""
+    """An ArgumentParser that raises UsageError instead of leaving, and says what is near. `short` is as in `Command`."""
+
+    short: tuple[str, str] = ("", "")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, where the short form was spelt out."""
+        flag, word = self.short
+        return super().parse_known_args(_spelt_out(list(args), flag, word) if flag and args else args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise it."""
@@ -356,7 +373,7 @@ def parser() -> Parser:
     commands = made.add_subparsers(dest="command", metavar="command", parser_class=Parser)
     for name, command in COMMANDS.items():
         under = commands.add_parser(name, help=command.about, allow_abbrev=False)
-        under.usage = command.usage or None
+        under.usage, under.short = command.usage or None, command.short
         for words in command.words:
             _add_words(under, words)
         for flag in command.flags:
@@ -368,6 +385,17 @@ def near(word: str, known: Sequence[str]) -> str:
     """The end of a message about a word that is not known: what was meant, or all that there is."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+
+
+def _spelt_out(args: list[str], flag: str, word: str) -> list[str]:
+    """The value of the flag as the word after the first one, which is put there where it is missing."""
+    place = next((i for i, arg in enumerate(args) if arg == flag or arg.startswith(f"{flag}=")), -1)
+    if place < 0 or args[place:] == [flag]:
+        return args
+    joined = args[place] != flag
+    value = args[place].partition("=")[2] if joined else args[place + 1]
+    others = args[:place] + args[place + (1 if joined else 2) :]
+    return [word, value, *(others[1:] if others[:1] == [word] else others)]
 
 
 def _add_words(under: Parser, words: Words) -> None:

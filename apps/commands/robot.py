@@ -1,4 +1,4 @@
-"""`mmsdk robot serve|record|replay|export`: policies served, loops recorded and replayed, recordings as data sets.
+"""`mmsdk robot play|serve|record|replay|export`: episodes in simulation, policies served, loops recorded and replayed, data sets.
 
 Each is a module of `mmsdk.apps.robots`, imported when it is asked for, for each needs other extras.
 """
@@ -9,7 +9,7 @@ from mmsdk.apps.loading import needing
 
 __all__ = ["run"]
 
-_NEEDS = {"serve": "serve", "record": "ros", "replay": "ros", "export": "ros,lerobot"}
+_NEEDS = {"play": "robots", "serve": "serve", "record": "ros", "replay": "ros", "export": "ros,lerobot"}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ def test_a_flag_means_one_thing_wherever_it_stands(name: str) -> None:
     assert len({text.rpartition(": ")[2] if text.split(":")[0] in TOLD else text for text in told}) == 1
 
 
-TOLD = {"serve", "record", "record, export", "export", "replay", "run", "simulate"}
+TOLD = {"play", "serve", "record", "record, export", "export", "replay", "run", "simulate"}
 """What may stand before the words: the actions of a command that a flag belongs to."""
 
 

@@ -1,0 +1,140 @@
+"""The simulation behind `mmsdk.vla.envs.metaworld`, as a program of its own: `python -m mmsdk.vla.envs.metaworld_stage TASK`.
+
+It reads orders from stdin and writes what came of them to stdout, pickled: ("begin", seed) and ("act", action, look), each answered by a
+`Seen`. Actions are the simulation's own, from -1 to 1. `Stage` is also what demonstrations are collected on; its expert is Meta-World's own
+script of the task, which reads the simulation's state and no picture.
+"""
+
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+import mujoco
+import numpy as np
+from jaxtyping import Float, UInt8
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.policies import ENV_POLICY_MAP
+
+from mmsdk.vla.envs.metaworld_orders import SIDE, Seen
+
+__all__ = ["Stage", "main"]
+
+LIMIT = 480
+"""Steps of an episode; Meta-World's own end is at 500."""
+_FIXED = ((0.0, 0.68, 0.1), 1.25, 135.0, -32.0)
+_TRAVELLING = ((0.0, 0.07, -0.04), 0.62, 48.0, -38.0)
+"""Where a camera looks (in metres of the room, and of the hand), from how many metres away, its azimuth and elevation in degrees."""
+
+
+class Stage:
+    """One task, its renderer and its expert."""
+
+    def __init__(self, task: str, side: int = SIDE) -> None:
+        self._env = ALL_V3_ENVIRONMENTS[task]()
+        self._expert = ENV_POLICY_MAP[task]()
+        # goals are told to the expert, and drawn anew in each episode from the seed it begins with
+        self._env._partially_observable = self._env._freeze_rand_vec = False
+        del self._env.sawyer_observation_space
+        self._env._set_task_called = self._env.seeded_rand_vec = True
+        model = self._env.model
+        # both before the GL context exists: 5 to 12 times faster
+        model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
+        self._renderer = mujoco.Renderer(model, side, side)
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            self._renderer.scene.flags[flag] = 0
+        self._done, self._steps = False, 0
+        self.state: Float[np.ndarray, "39"] = np.zeros(39)
+
+    @property
+    def hand(self) -> Float[np.ndarray, "4"]:
+        """Where the hand is, in metres, and how far its fingers are open, from 0 to 1."""
+        return self.state[:4].astype(np.float64)
+
+    @property
+    def places(self) -> Float[np.ndarray, "6"]:
+        """Where the task's thing is, and its goal: what no policy is told."""
+        both: np.ndarray = np.concatenate((self.state[4:7], self.state[36:39]))
+        return both
+
+    @property
+    def done(self) -> bool:
+        """Whether the task was done at any step."""
+        return self._done
+
+    def begin(self, seed: int) -> None:
+        """Another episode, a pure function of the seed."""
+        self._done, self._steps = False, 0
+        self._env.seed(seed)
+        self.state, _ = self._env.reset()
+
+    def act(self, action: Float[np.ndarray, "4"]) -> None:
+        """One step; nothing more happens once its time is up."""
+        if self._steps < LIMIT:
+            self.state, _, _, _, info = self._env.step(action.astype(np.float32))
+            self._done = self._done or bool(info["success"])
+            self._steps += 1
+
+    def advice(self) -> Float[np.ndarray, "4"]:
+        """What the expert would do now."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it remarks on its own numbers being clipped
+            advice: np.ndarray = np.clip(self._expert.get_action(self.state), -1, 1).astype(np.float64)
+        return advice
+
+    def look(self) -> UInt8[np.ndarray, "c 3 h w"]:
+        """A picture of each camera."""
+        views = (_view(*_FIXED), _view(*_TRAVELLING, origin=self.state[:3]))
+        return np.stack([self._picture(view) for view in views])
+
+    def seen(self, look: bool) -> Seen:
+        """What there is to be told."""
+        return Seen(self.hand, self._done, self._steps, self.look() if look else None)
+
+    def close(self) -> None:
+        """Give the GL context back."""
+        self._renderer.close()
+        self._env.close()
+
+    def _picture(self, view: "mujoco.MjvCamera") -> UInt8[np.ndarray, "3 h w"]:
+        self._renderer.update_scene(self._env.data, view)
+        return np.ascontiguousarray(self._renderer.render().transpose(2, 0, 1))
+
+
+def _view(
+    at: tuple[float, float, float], distance: float, azimuth: float, elevation: float, origin: Float[np.ndarray, "3"] | None = None
+) -> "mujoco.MjvCamera":
+    view = mujoco.MjvCamera()
+    view.lookat[:] = np.array(at) if origin is None else np.array(at) + origin
+    view.distance, view.azimuth, view.elevation = distance, azimuth, elevation
+    return view
+
+
+def main(words: Sequence[str]) -> None:
+    """Answer orders until there are none. What libraries print goes to stderr."""
+    (task,) = words
+    told = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    stage = Stage(task)
+
+    def begin(seed: int) -> Seen:
+        stage.begin(seed)
+        return stage.seen(look=True)
+
+    def act(action: Float[np.ndarray, "4"], look: bool) -> Seen:
+        stage.act(action)
+        return stage.seen(look)
+
+    orders: dict[str, Callable[..., Seen]] = {"begin": begin, "act": act}
+    try:
+        while True:
+            name, *given = pickle.load(sys.stdin.buffer)
+            pickle.dump(orders[name](*given), told)
+            told.flush()
+    except (EOFError, BrokenPipeError):
+        stage.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
