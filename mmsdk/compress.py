@@ -1,6 +1,7 @@
 """What a user asks to keep ("uniform:64", "random:0.25,seed=3", a list of them) as steps that run in order, each at its stage.
 
     compress=["tome:0.5", "simplecluster:0.2", "fastv:0.5"]
+    compress=["simplecluster:0.1", "proportional"]
 
 The stages follow the data: one step inside the encoder, any number on its features, any number on the embeddings that the projector
 makes of them, one inside the decoder. Which stage a method belongs to is told by its protocol and, for the two in the middle, by the side
@@ -32,9 +33,10 @@ from mmsdk.vision.shorten import Shortener
 from mmsdk.vision.types import VisualTokens
 from mmsdk.vision.values import brief
 
-__all__ = ["METHODS", "Compression", "CompressionSpec", "Entering", "Method", "Step", "compression", "named"]
+__all__ = ["METHODS", "PROPORTIONAL", "Compression", "CompressionSpec", "Entering", "Method", "Step", "compression", "named"]
 
 METHODS = "mmsdk.tokencomp.methods"
+PROPORTIONAL = "proportional"
 
 Method = Shortener | Pruner | Compressor | Thinner
 M_co = TypeVar("M_co", bound=Method, covariant=True)
@@ -82,11 +84,14 @@ class Entering:
 class Compression:
     """Steps in order, each working on what the one before it left. No step at all keeps everything.
 
+    `proportional` lets visual tokens count in the language model's attention as those that there were: where m of n go in, each as n / m.
+
     Raises PluginError for steps out of the order of their stages, and for two inside the encoder or inside the decoder, BudgetError for
     two whose amount is a target, or one after an adaptive one.
     """
 
     steps: tuple[Step[Method], ...] = ()
+    proportional: bool = False
 
     def __post_init__(self) -> None:
         stages = [_stages(step.method) for step in self.steps]
@@ -101,6 +106,8 @@ class Compression:
             raise BudgetError(f"only one step can be fitted to a time, not {len(self.aimed)} of {asked}")
         if self.aimed and any(step.amount == "adaptive" for step in self.steps):
             raise BudgetError(f"a step is fitted to a time by counts known beforehand; give each of {asked} an amount, such as 0.5")
+        if self.proportional and any(step.method.positions == "compact" for step in self.inside_decoder):
+            raise PluginError(f"{PROPORTIONAL} needs tokens that keep their positions; write positions=keep behind the amount in {asked}")
 
     @property
     def inside_encoder(self) -> tuple[Step[Shortener | Pruner], ...]:
@@ -173,14 +180,16 @@ _SIDES: Mapping[Side, tuple[int, int]] = MappingProxyType({"before": (1, 1), "be
 
 
 def compression(spec: CompressionSpec) -> Compression:
-    """Read what a user asks for.
+    """Read what a user asks for: steps, and among them, anywhere, perhaps the word "proportional" (see `Compression`).
 
     Raises PluginError for an unknown method or knob and for steps out of order, BudgetError for an amount that is no number or impossible
     for any input.
     """
     if isinstance(spec, Compression):
         return spec
-    return Compression(tuple(_step(part) for part in (spec if isinstance(spec, list | tuple) else [spec])))
+    parts = list(spec) if isinstance(spec, list | tuple) else [spec]
+    steps = tuple(_step(part) for part in parts if part != PROPORTIONAL)
+    return Compression(steps, proportional=len(steps) < len(parts))
 
 
 def named(method: Method) -> str:

@@ -4,6 +4,7 @@ A batch goes through every stage together. A row that fails becomes its error an
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from mmsdk.adapters import Worn
 from mmsdk.answer import Sight, Timings
-from mmsdk.compress import Compression, named
+from mmsdk.compress import PROPORTIONAL, Compression, named
 from mmsdk.decoder.prefill import Laid, capacities, prefill_into, rest_of
 from mmsdk.decoder.spans import Span, places
 from mmsdk.decoder.thinning import Cut, Thinned
@@ -94,7 +95,8 @@ class Row:
 
     `spans` are the runs of words and of visual inputs in the prompt; without any it is all words. `deep` is what the first layers add to
     the visual tokens, zero at words. `recalled` tokens at its beginning were in the cache already. `turns` and `following` are as in
-    `mmsdk.decoder.prefill.Laid`. `words` are the ids of all its words.
+    `mmsdk.decoder.prefill.Laid`. `words` are the ids of all its words. `mass` is there where
+    attention is proportional.
     """
 
     visual: int
@@ -108,6 +110,7 @@ class Row:
     turns: tuple[Int[Tensor, "3 s"], ...] = ()
     following: tuple[Int[Tensor, ""], ...] = ()
     words: tuple[int, ...] = ()
+    mass: tuple[Float[Tensor, " s"], ...] = ()
 
     def __repr__(self) -> str:
         return brief(self)
@@ -170,6 +173,10 @@ def prepare(
     Raises InputError where `room` leaves none for any prompt.
     """
     cuts = cuts_of(compression, vlm.decoder.config.layers)
+    if compression.proportional and not isinstance(recall.memory, DenseMemory):
+        raise InputError(
+            f"{PROPORTIONAL} is for memories that keep every token as it is in one piece: leave it, or kv, out", item="compress"
+        )
     with torch.no_grad():
         laid = lay_out(vlm, compression, items, room, clock, first, recall, worn)
         with clock.stage("prefill"):
@@ -218,7 +225,7 @@ def lay_out(
             questions = asked(vlm, {index: prompts[index] for index in embedded}) if compression.asks else {}
             entered, unmet = parted(by_plan(plans, embedded, behind, lambda plan, rows: enter(plan, rows, questions)))
         with clock.stage("prefill"):
-            rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts)))
+            rows, long = parted(assemble(vlm, prompts, entered, room, len(cuts), compression.proportional))
             entering = {index: [item.seen.tokens for item in entered[index]] for index in rows}
             keys = keys_of(vlm, recall, plans, prompts, contents, entering, worn.key)
     return LaidOut(rows, {**errors, **missed, **unseen, **unfit, **unmet, **long}, keys, prompts, seen)
@@ -254,7 +261,12 @@ def read(items: Sequence[Question], first: int = 0) -> dict[int, Prompt | InputE
 
 
 def assemble(
-    vlm: VLM, prompts: Mapping[int, Prompt], entered: Mapping[int, Sequence[Entered]], room: int, cuts: int = 0
+    vlm: VLM,
+    prompts: Mapping[int, Prompt],
+    entered: Mapping[int, Sequence[Entered]],
+    room: int,
+    cuts: int = 0,
+    proportional: bool = False,
 ) -> dict[int, Row | InputError]:
     """Put each prompt together, keeping `room` positions free for the answer.
 
@@ -283,7 +295,8 @@ def assemble(
         axes, following = tuple(one.axes for one in turns), tuple(one.following for one in turns)
         words = tuple(chain.from_iterable(span.ids for span in given.spans if isinstance(span, Ids)))
         full = sum(item.seen.full for item in row)
-        rows[index] = Row(full, kept, sights, embeddings, positions, spans, deep, 0, axes, following, words)
+        mass = (_mass(entering, row, embeddings.device),) if proportional else ()
+        rows[index] = Row(full, kept, sights, embeddings, positions, spans, deep, 0, axes, following, words, mass)
     return rows
 
 
@@ -297,9 +310,9 @@ def _prefilled(
 ) -> tuple[Context, list[Row]]:
     """The same, dropping tokens at the cuts; the rows then tell which. What the memory knows by the keys of rows is not run again."""
     whole = 1 + len(cuts)
+    spans = [row.spans or (Span(-1, (len(row.embeddings),) * whole),) for row in rows]
     laid = [
-        Laid(row.embeddings, row.positions, row.spans or (Span(-1, (len(row.embeddings),) * whole),), row.deep, row.turns, row.following)
-        for row in rows
+        Laid(row.embeddings, row.positions, own, row.deep, row.turns, row.following, row.mass) for row, own in zip(rows, spans, strict=True)
     ]
     config, first = decoder.config, rows[0].embeddings
     shape = Shape(config.layers, config.kv_heads, config.entry, first.dtype, first.device)
@@ -375,6 +388,14 @@ def _spans(layout: Layout, row: Sequence[Entered], cuts: int) -> tuple[Span, ...
         Span(span.media, (length, *left.pop(span.media, (0,) * cuts))) if isinstance(span, Slot) else Span(-1, (length,) * (1 + cuts))
         for span, length in zip(layout.spans, lengths, strict=True)
     )
+
+
+def _mass(layout: Layout, row: Sequence[Entered], device: torch.device) -> Float[Tensor, " s"]:
+    """The logarithm of how many tokens each stands for: of words one, of each visual input as many as it had by those that are left."""
+    tokens = [len(item.seen.tokens) for item in row]
+    each = [math.log(item.seen.full / count) for item, count in zip(row, tokens, strict=True)]
+    runs = torch.tensor([each[span.media] if isinstance(span, Slot) else 0.0 for span in layout.spans])
+    return runs.repeat_interleave(torch.tensor(layout.lengths(tokens))).to(device)
 
 
 def _deep(layout: Layout, tokens: Sequence[VisualTokens], embeddings: Float[Tensor, "s d"]) -> tuple[Float[Tensor, "s d"], ...]:

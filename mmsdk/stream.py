@@ -318,6 +318,8 @@ def _check(vlm: VLM, compression: Compression) -> None:
     inside = [named(step.method) for step in compression.inside_encoder] + [named(step.method) for step in compression.inside_decoder]
     for name in inside:
         raise PluginError(f"{name} works inside encoder or decoder, and a stream is compressed between them; choose another")
+    if compression.proportional:
+        raise PluginError("the memory of a stream does not keep what tokens weigh; leave out proportional")
     if compression.asks:
         raise PluginError("a method that wants to know the question cannot compress a stream, which is read before one is asked")
     config = vlm.decoder.config

@@ -32,10 +32,15 @@ __all__ = ["Compress"]
 
 FLOORS = ("identity", "random", "uniform")
 MEDIA = ("image", "clip")
-# Beside a method at a budget: what finds its own, and what was trained for others.
-MORE = {"dora": "dora-adaptive", "braco": "braco-trained"}
-# Each leaves a tenth of a clip's tokens. The last two leave the encoder less to do as well.
-ENDS = (("simplecluster:0.1",), ("deft:0.1",), ("tome:0.1",), ("tome:0.2", "simplecluster:0.5"))
+# Beside a method at a budget: what finds its own, what was trained for others, and what counts as many tokens as there were.
+MORE = {
+    "dora": ("dora-adaptive",),
+    "braco": ("braco-trained", "braco-trained + proportional"),
+    "simplecluster": ("simplecluster + proportional",),
+    "deft": ("deft + proportional",),
+}
+# Each leaves a tenth of a clip's tokens. The last three leave the encoder less to do as well.
+ENDS = (("simplecluster:0.1",), ("deft:0.1",), ("tome:0.1",), ("dora:0.1",), ("dora:0.4", "simplecluster:0.25"))
 END = "end to end"
 
 _SEED = 1_000_011
@@ -90,7 +95,8 @@ class Compress:
             if name not in known:
                 raise InputError(f"{name!r} is not known; join some of {', '.join(known)} by +, or write all", item="methods")
         ordered = dict.fromkeys((*FLOORS, *known))
-        return [*(name for name in ordered if name in (*asked, "identity")), *(more for name, more in MORE.items() if name in asked)]
+        further = [name for method, names in MORE.items() if method in asked for name in names]
+        return [*(name for name in ordered if name in (*asked, "identity")), *further]
 
     def _measured(self, parts: Sequence[str]) -> Rows:
         """The rows of all parts; all inputs are drawn and encoded once."""

@@ -82,7 +82,7 @@ def _words(vlm: VLM, question: str) -> tuple[int, ...]:
 def _seen(row: Row, words: int) -> Laid:
     """A prompt without its last words."""
     count = len(row.embeddings) - words
-    return Laid(row.embeddings[:count], row.positions[:count], (Span(-1, (count,)),))
+    return Laid(row.embeddings[:count], row.positions[:count], (Span(-1, (count,)),), mass=tuple(mass[:count] for mass in row.mass))
 
 
 def _laid(vlm: VLM, ids: Sequence[int], start: int) -> Laid:
@@ -98,7 +98,8 @@ def _right(vlm: VLM, context: Context, answers: Sequence[str]) -> list[bool]:
     width, device = max(map(len, ids)), device_of(vlm)
     told = torch.tensor([[*own, *[-1] * (width - len(own))] for own in ids], device=device)
     said = _likeliest(vlm, context, told)
-    return ((said == told) | (told < 0)).all(dim=1).tolist()
+    found: list[bool] = ((said == told) | (told < 0)).all(dim=1).tolist()
+    return found
 
 
 def _likeliest(vlm: VLM, context: Context, told: Int[Tensor, "b s"]) -> Int[Tensor, "b s"]:
@@ -110,4 +111,5 @@ def _likeliest(vlm: VLM, context: Context, told: Int[Tensor, "b s"]) -> Int[Tens
     if given.shape[1]:
         later = vlm.decoder(vlm.decoder.embed(given.clamp_min(0)), positions, context.cache)
         hidden = torch.cat([hidden, later], dim=1)
-    return vlm.decoder.logits(hidden).argmax(dim=-1)
+    likeliest: Tensor = vlm.decoder.logits(hidden).argmax(dim=-1)
+    return likeliest

@@ -11,7 +11,7 @@ from mmsdk.apps.compression.asked import Asked
 from mmsdk.apps.compression.costs import Cost, cost, lost, paired, run
 from mmsdk.apps.console import Cell
 from mmsdk.compress import Compression, compression
-from mmsdk.errors import InputError
+from mmsdk.errors import InputError, ModelError
 from mmsdk.models.types import VLM
 from mmsdk.stages import Question
 from mmsdk.tokencomp.coder import read_coder
@@ -28,14 +28,16 @@ _TOGETHER, _COMPARED, _SAID = 4, 12, 16
 def method_rows(vlm: VLM, name: str, media: str, asked: Sequence[Asked], tokens: int, repeats: int) -> Iterator[dict[str, Cell]]:
     """The rows of one method on pictures or on clips; what it is not made for is left out, with the reason on the screen.
 
-    `name` is "identity", a method, "dora-adaptive", which finds its own budget, or "braco-trained", at what its coder was trained for.
+    `name` is "identity", a method, "dora-adaptive", which finds its own budget, "braco-trained", at what its coder was trained for, or any
+    of these but the first with " + proportional" behind it.
     """
-    for share, text in _specs(name, media):
-        spec, pixels = compression(text), name == "identity"
+    base, _, more = name.partition(" + ")
+    for share, text in _specs(base, media):
+        spec, pixels = compression([text, more] if more else text), name == "identity"
         try:
             answers = right(vlm, spec, asked, _TOGETHER)
             costs = {batch: cost(vlm, spec, asked[:batch], tokens, repeats, pixels) for batch in _BATCHES}
-        except InputError as error:
+        except (InputError, ModelError) as error:
             tqdm.write(f"{text} left out for {media}s: {error}", file=sys.stderr)
             continue
         loss = lost(vlm, spec, [one.encoded.tokens for one in asked[:_COMPARED]])
@@ -52,7 +54,7 @@ def end_rows(vlm: VLM, plans: Sequence[Sequence[str]], items: Sequence[Question]
     for name, spec in list(specs.items()):
         try:
             run(vlm, spec, items, _SAID)
-        except InputError as error:
+        except (InputError, ModelError) as error:
             tqdm.write(f"{name} left out for a {media}: {error}", file=sys.stderr)
             del specs[name]
     for (name, spec), (one, speedup) in zip(specs.items(), paired(vlm, list(specs.values()), items, _SAID, pairs), strict=True):

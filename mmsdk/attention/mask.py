@@ -71,7 +71,8 @@ class Masks:
     """The masks of one pass through the decoder; layers whose views hold the same entries share one.
 
     `explicit`, where given, takes the place of positions and padding alike: it alone says who sees what. `reach` is the last position
-    that each token sees, where that is not its own; with a `window` above 0, only the last so many positions are seen.
+    that each token sees, where that is not its own; with a `window` above 0, only the last so many positions are seen. `mass`, by position
+    (`mmsdk.kv.dense.DenseCache.mass`), is added to the scores of what is seen.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class Masks:
         explicit: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None,
         reach: tuple[Int[Tensor, "b s"], ...] = (),
         window: int = 0,
+        mass: tuple[Float[Tensor, "b p"], ...] = (),
     ) -> None:
         self._positions = positions
         self._reach = reach
         self._window = window
+        self._mass = mass
         self._dtype = dtype
         self._explicit = None if explicit is None else Bias.of(explicit, dtype)
         self._entries: Tensor | None = None
@@ -107,7 +110,8 @@ class Masks:
             raise InputError("an explicit mask says who sees what, and rows with views of their own do not fit it", item="mask")
         if place not in self._rows:
             here = slice(place, place + 1)
-            self._rows[place] = Masks(self._positions[here], self._dtype, None, tuple(last[here] for last in self._reach), self._window)
+            reach, mass = (tuple(rows[here] for rows in of) for of in (self._reach, self._mass))
+            self._rows[place] = Masks(self._positions[here], self._dtype, None, reach, self._window, mass)
         return self._rows[place]
 
     def repeated(self, times: int) -> "Masks":
@@ -117,8 +121,8 @@ class Masks:
         """
         if self._explicit is not None:
             raise InputError("an explicit mask says who sees what, and heads that hold different tokens do not fit it", item="mask")
-        reach = tuple(last.repeat_interleave(times, dim=0) for last in self._reach)
-        return Masks(self._positions.repeat_interleave(times, dim=0), self._dtype, None, reach, self._window)
+        reach, mass = (tuple(rows.repeat_interleave(times, dim=0) for rows in of) for of in (self._reach, self._mass))
+        return Masks(self._positions.repeat_interleave(times, dim=0), self._dtype, None, reach, self._window, mass)
 
     def of(self, view: View) -> Mask:
         """The mask of a layer's view. Raises InputError where an explicit mask was made for another number of entries."""
@@ -130,7 +134,7 @@ class Masks:
 
     def _built(self, view: View) -> Mask:
         queries, entries = self._positions.shape[1], view.positions.shape[1]
-        if self._reach or 0 < self._window < entries:
+        if self._mass or self._reach or 0 < self._window < entries:
             return self._bounded(view)
         if isinstance(view, PagedView) and queries == 1 and view.ascending:
             # The last of its row sees the whole row, and padding lies nowhere.
@@ -150,7 +154,11 @@ class Masks:
         seen = (view.positions[:, None, :] <= last[:, :, None]) & view.valid[:, None, :]
         if self._window:
             seen &= view.positions[:, None, :] > self._positions[:, :, None] - self._window
-        return Bias.of(seen[:, None], self._dtype)
+        bias = Bias.of(seen[:, None], self._dtype)
+        for mass in self._mass:
+            own = mass.gather(1, (view.positions + 1).clamp_max(mass.shape[1] - 1))
+            bias = Bias(bias.bias + own[:, None, None].to(self._dtype), bias.alive)
+        return bias
 
 
 def _fitting(bias: Bias, queries: int, entries: int) -> Bias:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -22,7 +23,8 @@ class Laid:
     """A prompt in front of the decoder: its embeddings, their positions, and what stands where, with the counts after each cut.
 
     `deep` is added to the stream after the first, the second, ... layer. Where heads turn along several axes, `turns` are the places on
-    them, and the first word behind the prompt stands at `following`; there is one of each, or none.
+    them, and the first word behind the prompt stands at `following`; there is one of each, or none. `mass` is the logarithm of how many
+    tokens each is to count as in attention, of all rows of a batch or of none.
     """
 
     embeddings: Float[Tensor, "s d"]
@@ -31,12 +33,14 @@ class Laid:
     deep: tuple[Float[Tensor, "s d"], ...] = ()
     turns: tuple[Int[Tensor, "3 s"], ...] = ()
     following: tuple[Int[Tensor, ""], ...] = ()
+    mass: tuple[Float[Tensor, " s"], ...] = ()
 
     def part(self, start: int, stop: int) -> "Laid":
         """Some of its tokens, of which none is dropped."""
         here, spans = slice(start, stop), between(self.spans, start, stop)
         deep, turns = tuple(added[here] for added in self.deep), tuple(axes[:, here] for axes in self.turns)
-        return Laid(self.embeddings[here], self.positions[here], spans, deep, turns, self.following)
+        mass = tuple(added[here] for added in self.mass)
+        return Laid(self.embeddings[here], self.positions[here], spans, deep, turns, self.following, mass)
 
 
 def rest_of(row: Laid, known: int) -> Laid:
@@ -75,6 +79,9 @@ def prefill_into(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], ca
             added[place, start:] = own
         for axes, own in zip(turns, row.turns, strict=True):
             axes[:, place, start:] = own
+    if rows[0].mass:
+        assert isinstance(cache, DenseCache), "no other cache was to be begun"
+        cache.weigh(positions, torch.stack([F.pad(row.mass[0], (width - len(row.embeddings), 0)) for row in rows]))
     run = thin(decoder, embeddings, positions, cache, [row.spans for row in rows], cuts, chunk, deep, turns)
     if turns:
         cache.turn(torch.stack([behind for row in rows for behind in row.following]))

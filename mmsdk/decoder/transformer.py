@@ -30,6 +30,7 @@ from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation, Unscaled
 from mmsdk.errors import ModelError
 from mmsdk.kernels.cpu import rows
+from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
@@ -260,10 +261,11 @@ class Decoder(nn.Module):
         """
         cache.advance(positions, layers)
         local, at, before = self.config.local, turns[0] if turns else positions, x
-        ways = [(self.rotation(at, x.dtype), Masks(positions, x.dtype, mask, reach))]
+        mass = cache.mass if isinstance(cache, DenseCache) else ()
+        ways = [(self.rotation(at, x.dtype), Masks(positions, x.dtype, mask, reach, mass=mass))]
         if local.layers:
-            ways.append((self._local_rope(at, x.dtype), Masks(positions, x.dtype, mask, reach, local.window)))
-        elif x.shape[1] == 1 and mask is None and not reach and not deep:
+            ways.append((self._local_rope(at, x.dtype), Masks(positions, x.dtype, mask, reach, local.window, mass)))
+        elif x.shape[1] == 1 and mask is None and not reach and not deep and not mass:
             taken = self.express(x, ways[0][0], cache, layers)
             if taken:
                 return taken[0], taken[1]

@@ -31,6 +31,7 @@ class DenseCache:
         self._slots = slots
         self._following = following
         self.shift = shift
+        self.mass: tuple[Float[Tensor, "b p"], ...] = ()
         # Whether spare slots may be filled, and whether filled ones may be changed: not what a fork still reads.
         self._extendable = [True] * len(keys)
         self._changeable = [True] * len(keys)
@@ -83,6 +84,15 @@ class DenseCache:
     def turn(self, following: Int[Tensor, " b"]) -> None:
         """Say where the next word of each row stands on the axes that heads turn along."""
         self.shift = following - self.position
+
+    def weigh(self, positions: Int[Tensor, "b s"], mass: Float[Tensor, "b s"]) -> None:
+        """Let the tokens at these positions count in attention as exp(mass) tokens; all others, and padding (-1), as themselves.
+
+        Kept as `mass`: by position + 1, with a 0 in the first column, for padding, and in the last, for all that is beyond.
+        """
+        table = mass.new_zeros(len(mass), int(positions.max()) + 3)
+        table.scatter_(1, positions + 1, mass.masked_fill(positions < 0, 0))
+        self.mass = (table,)
 
     @property
     def nbytes(self) -> int:
@@ -168,6 +178,7 @@ class DenseCache:
         child = DenseCache(list(self._keys), list(self._values), slots, list(self._following), self.shift)
         child._extendable = [False] * len(self._keys)
         child._changeable = [False] * len(self._keys)
+        child.mass = self.mass
         self._changeable = [False] * len(self._keys)
         return child
 
@@ -175,13 +186,15 @@ class DenseCache:
         """A copy of these rows."""
         copies = {id(slots): slots.select(rows) for slots in self._slots}
         following = {id(position): position[rows] for position in self._following}
-        return DenseCache(
+        chosen = DenseCache(
             [block[rows] for block in self._keys],
             [block[rows] for block in self._values],
             [copies[id(slots)] for slots in self._slots],
             [following[id(position)] for position in self._following],
             self.shift[rows],
         )
+        chosen.mass = tuple(mass[rows] for mass in self.mass)
+        return chosen
 
     def _reserve(self, layer: int) -> None:
         """Bring a layer's memory to the capacity of its slots, and to memory of its own before it is written."""

@@ -68,6 +68,8 @@ class Engine:
                 raise InputError(f"it is {shown(size)}, expected a whole number of at least 1", item=name)
         if pipe.compression.inside_decoder:
             raise InputError("an engine reads prompts in chunks, and a method inside the decoder needs them whole", item="compress")
+        if pipe.compression.proportional:
+            raise InputError("an engine's pages do not keep what tokens weigh; leave out proportional", item="compress")
         self._pipe, self._rows, self._chunk = pipe, rows, chunk
         decoder, config = pipe.vlm.decoder, pipe.vlm.decoder.config
         if config.sees != "before" and isinstance(pipe.recall.memory, RoundedMemory):

@@ -85,6 +85,8 @@ def said(vlm: Mini, spec: Compression, one: Asked, question: str, tokens: int) -
         "fastv:1",
         "deft:2",
         ["uniform:0.5", "simplecluster:0.5", "deft:1"],
+        ["simplecluster:3", "proportional"],
+        ["uniform:0.5", "deft:2", "proportional"],
     ],
 )
 def test_answers_are_judged_as_each_question_by_itself_would_say_them(vlm: Mini, asked: list[Asked], steps: str | list[str]) -> None:
