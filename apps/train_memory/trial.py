@@ -3,10 +3,10 @@
 import time
 from collections import Counter
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 
+from mmsdk.apps.intervals import wilson
 from mmsdk.apps.train_memory.lessons import shown, words
 from mmsdk.apps.train_memory.student import Recipe, Student
 from mmsdk.vla.envs.belt import ACTION, CHUNK, LIMIT, PERIOD, Hands, draw
@@ -64,13 +64,6 @@ def trial(student: Student, recipe: Recipe, task: str, episodes: int) -> Score:
         taken.p50,
         taken.p95,
     )
-
-
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval at 95 %."""
-    z, share = 1.959963984540054, successes / n
-    middle, spread = share + z * z / (2 * n), z * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, (middle - spread) / (1 + z * z / n)), min(1.0, (middle + spread) / (1 + z * z / n))
 
 
 def _act(student: Student, recipe: Recipe, task: str, rows: int, seed: int) -> tuple[list[str], list[float]]:
