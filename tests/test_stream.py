@@ -172,7 +172,7 @@ def test_words_stand_where_they_come(small: Mini, pipe: Pipeline) -> None:
     assert entries(talk) == 32 and talk.ask("Which number?", max_tokens=2).tokens.visual == 0
 
 
-@pytest.mark.parametrize("kv", ["streaming:64", "keydiff:64,interval=1"])
+@pytest.mark.parametrize("kv", ["streaming:64", "keydiff:64,interval=1", "omnitide:64,interval=1"])
 def test_many_frames_take_no_more_memory_and_no_more_work(pipe: Pipeline, kv: str) -> None:
     """As many tokens go through the decoder for every window, and nothing that was read is read again."""
     stream, read = pipe.stream_session(kv, window=4), list[int]()
@@ -215,7 +215,8 @@ def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None
             Pipeline(small, compression(compress)).stream_session("window:64")
     with pytest.raises(InputError, match="window of 1"):
         pipe.stream_session("window:64", window=1)
-    for kv, hint in (("dense", "bounds no stream"), ("quest:64", "lets go of nothing"), ("snapkv:64", "interval=1"), ("full", "nothing")):
+    lasting = (("snapkv:64", "interval=1"), ("full", "nothing"), ("h2o:64,dense=1", "leave dense out"))
+    for kv, hint in (("dense", "bounds no stream"), ("quest:64", "lets go of nothing"), *lasting):
         with pytest.raises(PluginError, match=hint):
             pipe.stream_session(kv)
     with pytest.raises(BudgetError, match="no length"):

@@ -23,7 +23,10 @@ __all__ = ["Native", "everywhere"]
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """A block as the library takes it. It points to where the modules' numbers are now, and is not to be kept."""
+    """A block as the library takes it. It points to where the modules' numbers are now, and is not to be kept.
+
+    Hooks of modules within the block are not called.
+    """
 
     block: block.Block
 

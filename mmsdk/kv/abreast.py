@@ -61,6 +61,11 @@ class Abreast:
     def __init__(self, rows: Sequence[LayerStore]) -> None:
         self.rows = tuple(rows)
 
+    @staticmethod
+    def of(store: LayerStore, rows: Int[Tensor, " r"]) -> "Abreast":
+        """A copy of each of these rows of a store, without what pads it."""
+        return Abreast([store.select(row) for row in rows.split(1)])
+
     @property
     def nbytes(self) -> int:
         """See `LayerStore`."""

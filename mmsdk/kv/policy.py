@@ -29,6 +29,7 @@ __all__ = [
     "Early",
     "Evictor",
     "Hearing",
+    "InStep",
     "KVPolicy",
     "LayerStore",
     "Mover",
@@ -150,6 +151,16 @@ class Reader(Protocol):
 
     def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 d"]:
         """What the query gets from about `keep` tokens of each row. `entries.read` is to be the pairs of key and value that were read."""
+        ...
+
+
+@runtime_checkable
+class InStep(Protocol):
+    """A storer whose stores treat all rows of a batch as the longest: once prompts were read, each row goes on in a store of its own."""
+
+    @property
+    def in_step(self) -> bool:
+        """True; it is there to be seen."""
         ...
 
 

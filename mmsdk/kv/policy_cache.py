@@ -117,6 +117,10 @@ class PolicyCache:
         """Keep only these entries of a layer's view, ascending; the memory of others is freed."""
         self._stores[layer].keep(index)
 
+    def rehouse(self, stores: Sequence[LayerStore]) -> None:
+        """Let these stores, which hold the same, go on in the place of those that are there."""
+        self._stores = list(stores)
+
     def settle(self) -> None:
         """A prompt has been read: from now on every layer holds no more than its budget, and what is above it goes at once."""
         for store in self._stores:

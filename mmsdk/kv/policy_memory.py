@@ -8,8 +8,9 @@ import torch
 
 from mmsdk import plugins
 from mmsdk.errors import BudgetError, InputError, PluginError
+from mmsdk.kv.abreast import Abreast
 from mmsdk.kv.policies.full import Full
-from mmsdk.kv.policy import Amount, Evictor, KVPolicy, LayerStore, Mover, OfLatents, Reader, Storer
+from mmsdk.kv.policy import Amount, Evictor, InStep, KVPolicy, LayerStore, Mover, OfLatents, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.scoring import amount_of, checked
 from mmsdk.kv.shape import Shape
@@ -68,6 +69,10 @@ class PolicyMemory:
     def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
         """The prompts have been read: what is above the budget goes."""
         assert isinstance(cache, PolicyCache), "a memory is taught by its own caches"
+        if isinstance(self.policy, InStep) and len(cache.position) > 1:
+            # beside a longer one a row would keep another amount than alone
+            rows = torch.arange(len(cache.position), device=cache.position.device)
+            cache.rehouse([Abreast.of(store, rows) for store in cache.stores])
         cache.settle()
 
     def _check_latents(self, indexed: int) -> None:

@@ -8,7 +8,8 @@ mid become means, whose originals are freed. Means that are too many for their l
 
 A layer that has a window of its own keeps everything, since what it does not see it must not see in a mean either.
 
-Rows of a batch go in step: blocks are counted from the end of the prompt, so that padding in front changes nothing for a row.
+Rows of a store go in step: blocks are counted from the end of the prompt, and sizes are those of the longest row. Prompts of a batch are
+therefore parted when they have been read (`mmsdk.kv.policy.InStep`).
 """
 
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ def parted(positions: Int[Tensor, "b t"], kinds: Int[Tensor, "b t"], most: int) 
 def edges(unit: Int[Tensor, "b t"], valid: Bool[Tensor, "b t"]) -> Bool[Tensor, "b t"]:
     """The first and the last token of each unit."""
     apart = (unit[:, 1:] != unit[:, :-1]) | ~valid[:, :-1]
-    end = torch.ones_like(apart[:, :1])
+    end = torch.ones_like(valid[:, :1])
     return valid & (torch.cat((end, apart), 1) | torch.cat((apart, end), 1))
 
 

@@ -10,6 +10,8 @@ from mmsdk.recall import recalling
 from mmsdk.vision.types import Image
 
 CLASSIC = ["streaming:24", "snapkv:0.3,window=8,interval=2"]
+# Beside a longer row a shorter one would have other levels.
+LEVELS = ["tiered:0.5", "tiered:20"]
 
 
 def picture(seed: int, height: int = 56, width: int = 56) -> Image:
@@ -28,7 +30,7 @@ def test_a_full_memory_answers_as_the_plain_one_does(small: Mini) -> None:
     assert texts(plain(pairs, max_tokens=3)) == texts(full(pairs, max_tokens=3))
 
 
-@pytest.mark.parametrize("kv", CLASSIC)
+@pytest.mark.parametrize("kv", CLASSIC + LEVELS)
 def test_batches_streams_and_single_questions_agree(small: Mini, kv: str) -> None:
     """Rows of different lengths, one of them without a picture, ended one by one."""
     pipe = Pipeline(small, recall=recalling(kv))

@@ -57,6 +57,11 @@ class Tiered:
         """Always."""
         return True
 
+    @property
+    def in_step(self) -> bool:
+        """Levels move for all rows at once, at sizes of the longest."""
+        return True
+
     def store(self, layer: int, depth: int, amount: Amount) -> Tiers:
         """See `mmsdk.kv.policy.Storer`."""
         return Tiers(self, amount, layer, depth)

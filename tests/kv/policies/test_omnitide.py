@@ -64,6 +64,15 @@ def test_units_are_runs_of_a_kind_in_parts_and_have_edges() -> None:
     assert edges(long, valid)[0].tolist() == [False, True, False, True, True, True, True, False, True, True]
 
 
+def test_a_token_alone_is_both_edges_of_its_unit_and_stays() -> None:
+    unit, valid = torch.zeros(2, 1, dtype=torch.long), torch.tensor([[True], [False]])
+    assert torch.equal(edges(unit, valid), valid)
+    store = SMALL.store(0, 1, 4)
+    told(store, drawn(1), 0, 1)
+    store.settle()
+    assert store.lengths.flatten().tolist() == [1, 1]
+
+
 def test_worth_is_the_weight_of_the_kind_times_attention_times_age() -> None:
     unit, kind = torch.tensor([[0, 0, 1, 2]]), torch.tensor([[0, 0, 3, 0]])
     mass = torch.tensor([[0.2, 0.4, 0.8, 0.5]])
