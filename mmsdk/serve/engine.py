@@ -19,6 +19,7 @@ the end of its answer, and nobody is set aside.
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 
@@ -148,11 +149,17 @@ class Engine:
         return False
 
     def step(self) -> list[Event]:
-        """Go on by one token for everyone who speaks, and by one chunk for those who are read."""
-        with torch.no_grad():
+        """Go on by one token for everyone who speaks, and by one chunk for those who are read.
+
+        What breaks it off, be it Ctrl-C, ends all requests: nobody can tell how far each had come.
+        """
+        with ExitStack() as broken_off, torch.no_grad():
+            broken_off.callback(self.close)
             events = self._admit()
             events += self._decode()
-            return events + self._read()
+            events += self._read()
+            broken_off.pop_all()
+        return events
 
     def drain(self) -> dict[int, Outcome]:
         """Step until nothing is left to do; the outcomes by number."""

@@ -256,6 +256,29 @@ def test_cs_11_leaving_early_holds_nothing(small: Mini) -> None:
     assert interrupted.held == 0
 
 
+def test_a_step_that_is_broken_off_ends_all_requests_and_the_next_are_answered(
+    small: Mini, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does between the decoder and the token: what the caches hold is then more than what was said."""
+
+    def interrupted(job: Job, likeliest: int, logits: torch.Tensor) -> Event:
+        raise KeyboardInterrupt
+
+    engine = Engine(Pipeline(small), rows=4, chunk=32)
+    for media, words, config in requests():
+        engine.submit(media, words, config)
+    for _ in range(4):
+        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "say", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.drain()
+    assert engine.held == 0 and not engine.busy
+    for media, words, config in requests():
+        engine.submit(media, words, config)
+    assert texts(engine.drain()) == wanted
+
+
 def test_tenants_take_turns_and_share_nothing(small: Mini) -> None:
     """One tenant's ten requests do not keep another's one waiting until they are done."""
     engine, words = Engine(Pipeline(small), rows=1, chunk=16), "What can be seen in this picture, if anything at all?"
