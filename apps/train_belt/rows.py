@@ -24,10 +24,13 @@ def rows(
 ) -> Iterator[dict[str, Cell]]:
     """The rows of a suite, "moving-belt" or "cue", one for each condition.
 
-    Raises InputError for another suite, and where simulations cannot be drawn here (the message names the fix).
+    Raises InputError for another suite, where the folder holds no trained policy of a condition, and where simulations cannot be drawn here
+    (the message names the fix).
     """
     if suite not in get_args(Suite):
         raise InputError(f"there is no {suite!r}; there is {', '.join(get_args(Suite))}", item="suite")
+    if absent := [condition for condition in conditions if not (folder / f"{condition}.safetensors").is_file()]:
+        raise InputError(f"no {', '.join(absent)}.safetensors; train it: python -m mmsdk.apps.train_belt", item=str(folder))
     check_rendering()
     command = [sys.executable, "-m", "mmsdk.apps.train_belt.trial", str(folder.resolve()), suite, str(episodes), *conditions]
     root = Path(mmsdk.__file__).parents[1]

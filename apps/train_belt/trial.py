@@ -20,7 +20,6 @@ from mmsdk.apps.intervals import wilson
 from mmsdk.apps.train_belt.eyes import Eyes
 from mmsdk.apps.train_belt.rows import Suite
 from mmsdk.apps.train_belt.student import Recipe, Student, words
-from mmsdk.errors import InputError
 from mmsdk.vla.envs.belt import CHUNK, LIMIT, PERIOD
 from mmsdk.vla.envs.fetch_belt import FetchBelts, Stage, draw
 from mmsdk.vla.envs.fetch_scene import View
@@ -67,10 +66,8 @@ class Actor:
 
     @staticmethod
     def of(folder: Path, condition: Ablation) -> "Actor":
-        """That of a folder with what training exported. Raises InputError where it holds no such condition."""
+        """That of a folder with what training exported."""
         path, recipe = folder / f"{condition}.safetensors", Recipe(condition)
-        if not path.is_file():
-            raise InputError("there is no such file; train it: python -m mmsdk.apps.train_belt", item=str(path))
         student = Student(recipe)
         student.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
         return Actor(Eyes.of(folder / "eyes.safetensors"), student.eval(), recipe)

@@ -128,3 +128,5 @@ def test_from_demonstrations_to_rows(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no 'belts'; there is moving-belt, cue"):
         next(rows("belts"))
+    with pytest.raises(InputError, match="no dual.safetensors; train it"):
+        next(rows("cue", 1, ("dual",), tmp_path))
