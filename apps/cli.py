@@ -67,6 +67,7 @@ def _discard_output() -> None:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     made = parser()
+    args: argparse.Namespace
     args, extra = made.parse_known_args(argv)
     if args.command is None and extra:
         raise UsageError(f"`mmsdk` does not know {extra[0]!r}{near(extra[0], ('--help', '--version', *COMMANDS))}")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -86,7 +87,10 @@ class Learner:
         mean = Glance(glance.config).requires_grad_(False), Pi0(network.config).requires_grad_(False)
         nn.ModuleList(mean).load_state_dict(nn.ModuleList((glance, network)).state_dict())
         parts = [*glance.parameters(), *network.parameters()]
-        grouped = [{"params": [p for p in parts if p.ndim > 1]}, {"params": [p for p in parts if p.ndim < 2], "weight_decay": 0.0}]
+        grouped: list[dict[str, Any]] = [
+            {"params": [p for p in parts if p.ndim > 1]},
+            {"params": [p for p in parts if p.ndim < 2], "weight_decay": 0.0},
+        ]
         return Learner(glance, network, mean, torch.optim.AdamW(grouped, recipe.rate, betas=(0.9, 0.98), weight_decay=recipe.decay))
 
     @property

@@ -149,7 +149,7 @@ class FetchBelts:
         target = np.clip(np.where(np.isfinite(wish), wish, home), _LOW, _HIGH)
         shut = action[:, 3].numpy() > 0
         self.step += 1
-        for row in np.flatnonzero(self._ended == 0):
+        for row in map(int, np.flatnonzero(self._ended == 0)):
             if self.step <= self._go[row]:
                 self._carry(row)
                 continue
@@ -207,7 +207,8 @@ class FetchBelts:
         moved = (now[..., 1] - self._were[-1 - _STILL][..., 1]) / (self._speed[:, None] * _STILL / RATE)
         beside = np.linalg.norm(now[..., :2] - hands[:, None, :2], axis=-1) < _BESIDE
         down = now[..., 2] < ON_BELT + 0.01
-        return self._there & down & beside & (moved < _SLOW) & (self.step >= self._go + _STILL)[:, None]
+        stalled: np.ndarray = self._there & down & beside & (moved < _SLOW) & (self.step >= self._go + _STILL)[:, None]
+        return stalled
 
     def _things(self) -> Float[np.ndarray, "n o 3"]:
         places = [[data.qpos[joint.qposadr[0] : joint.qposadr[0] + 3] for joint in self._joints] for data in self._datas]

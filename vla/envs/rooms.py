@@ -71,7 +71,8 @@ class Walkers:
     @property
     def distance(self) -> Float[Tensor, " n"]:
         """How far away the middle of the pillar is that each was told."""
-        return torch.linalg.vector_norm(self._way(), dim=1)
+        away: Tensor = torch.linalg.vector_norm(self._way(), dim=1)
+        return away
 
     @property
     def near(self) -> Bool[Tensor, " n"]:

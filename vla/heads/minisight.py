@@ -47,7 +47,8 @@ class Lexicon:
         rows = ids.flatten()
         out = torch.empty(len(rows), self.table.shape[1])
         GGUFTensor(self.table.name, tuple(out.shape), self.table.kind, self.table.data[rows]).read(out)
-        return out.unflatten(0, ids.shape)
+        embedded: Tensor = out.unflatten(0, ids.shape)
+        return embedded
 
 
 def standing(tokens: VisualTokens, camera: int, cameras: int) -> Float[Tensor, "n p"]:
