@@ -17,7 +17,7 @@ from torch import Tensor
 from mmsdk.kernels.ops.block_gather import block_gather
 from mmsdk.kv.entries import Entries
 
-__all__ = ["Blocked", "blocked", "folded", "most_of"]
+__all__ = ["Blocked", "blocked", "folded", "least_of", "most_of"]
 
 Fold = Literal["sum", "amin", "amax"]
 
@@ -78,6 +78,11 @@ def folded(blocks: Blocked, fold: Fold, start: float) -> Float[Tensor, "b g n d"
         room.scatter_reduce_(2, home[:, None, :, None].expand_as(new), new, fold, include_self=True)
         entries.memo[f"{fold} of"] = entries.count
     return room[:, :, : blocks.count]
+
+
+def least_of(entries: Entries, keep: Int[Tensor, " b"]) -> int:
+    """The smallest of the budgets, asked likewise."""
+    return int(_noted(entries, "least", lambda: keep.min().cpu()))
 
 
 def most_of(entries: Entries, keep: Int[Tensor, " b"]) -> int:

@@ -10,8 +10,8 @@ from mmsdk.recall import recalling
 from mmsdk.vision.types import Image
 
 CLASSIC = ["streaming:24", "snapkv:0.3,window=8,interval=2"]
-# Beside a longer row a shorter one would have other levels.
-LEVELS = ["tiered:0.5", "tiered:20"]
+# Beside a longer row a shorter one would have other levels, or read more.
+LEVELS = ["tiered:0.5", "tiered:20", "quest:0.999,page=4,dense=0", "santa:0.999,team=2,recent=1,sinks=1"]
 
 
 def picture(seed: int, height: int = 56, width: int = 56) -> Image:

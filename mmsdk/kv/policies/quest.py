@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmsdk.errors import BudgetError
 from mmsdk.kernels.ops.block_worth import block_worth
-from mmsdk.kv.blocked import blocked, folded, most_of
+from mmsdk.kv.blocked import blocked, folded, least_of, most_of
 from mmsdk.kv.entries import Entries
 from mmsdk.kv.policy import Ask
 from mmsdk.kv.shelf import attended
@@ -40,14 +40,16 @@ class Quest:
 
     def read(self, query: Float[Tensor, "b h 1 d"], entries: Entries, ask: Ask, keep: Int[Tensor, " b"]) -> Float[Tensor, "b h 1 d"]:
         """The best pages, exactly, and the newest, which need not be full; all of it in layers with a window of their own."""
-        most, blocks = max(1, -(-most_of(entries, keep) // self.page)), blocked(entries, self.page)
-        if most >= blocks.count or ask.window:
+        blocks = blocked(entries, self.page)
+        least, most = (-(-amount // self.page) for amount in (least_of(entries, keep), most_of(entries, keep)))
+        # a row of a smaller budget reads no more beside others than alone
+        if least >= blocks.count or ask.window:
             return attended(query, entries, ask)
         low, high = folded(blocks, "amin", torch.inf), folded(blocks, "amax", -torch.inf)
         rank = worth(query[:, :, 0], low, high, blocks.sizes).scatter(2, blocks.last[:, None].expand(-1, low.shape[1], -1), torch.inf)
         index = best(rank, (keep + self.page - 1) // self.page, most)
         # the two bounds of a page are as large as a pair of key and value
-        entries.read = low.shape[0] * low.shape[1] * (most * self.page + blocks.count)
+        entries.read = low.shape[0] * low.shape[1] * (index.shape[2] * self.page + blocks.count)
         return blocks.read(query, index, torch.zeros(index.shape, device=index.device))
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mmsdk.errors import BudgetError
 from mmsdk.kernels.ops.block_worth import block_worth
-from mmsdk.kv.blocked import Blocked, blocked, folded, most_of
+from mmsdk.kv.blocked import Blocked, blocked, folded, least_of, most_of
 from mmsdk.kv.entries import Entries
 from mmsdk.kv.policy import Ask
 from mmsdk.kv.shelf import attended
@@ -63,9 +63,10 @@ class Santa:
         """Sampled attention; exact where the budget is as many teams as there are, and in layers with a window of their own."""
         forced = -(-self.sinks // self.team) - (-self.recent // self.team) + 1
         # one more than is always drawn, or the others would have no chance
-        draws = max(-(-most_of(entries, keep) // self.team), forced + 1)
+        fewest, draws = (max(-(-amount // self.team), forced + 1) for amount in (least_of(entries, keep), most_of(entries, keep)))
         blocks = blocked(entries, self.team)
-        if draws >= blocks.count or ask.window:
+        # a row of a smaller budget reads no more beside others than alone
+        if fewest >= blocks.count or ask.window:
             return attended(query, entries, ask)
         sums, always = folded(blocks, "sum", 0.0), self._always(blocks)
         teams = ((keep + self.team - 1) // self.team).clamp_min(forced + 1)[:, None]
@@ -73,7 +74,7 @@ class Santa:
         chances = inclusion(weights, always[:, None].expand_as(weights), teams)
         index = drawn(chances, uniforms(self.seed, entries.layer, sums.shape[1], ask.positions[:, 0]), teams, draws)
         # a representative is as large as half of a pair of key and value
-        entries.read = sums.shape[0] * sums.shape[1] * (draws * self.team + blocks.count // 2)
+        entries.read = sums.shape[0] * sums.shape[1] * (index.shape[2] * self.team + blocks.count // 2)
         return blocks.read(query, index, chances.gather(2, index.clamp_min(0)).log().neg().float())
 
     def _always(self, blocks: Blocked) -> Bool[Tensor, "b n"]:
