@@ -241,7 +241,8 @@ def test_rows_are_planned_for_together_and_one_by_one_only_where_one_does_not_fi
     counting.calls.clear()
     *good, unfit = pipe([*items, (picture(5, 28, 84), "What?")], max_tokens=4, compress=Step(counting, 15))
     assert isinstance(unfit, BudgetError) and unfit.index == 4 and good == together
-    assert counting.calls[-4:] == [1, 1, 1, 2]
+    # input by input, so that an error says which of a row's it is about
+    assert counting.calls[-5:] == [1, 1, 1, 1, 1]
 
 
 def test_steps_out_of_order_or_doubled_are_refused() -> None:

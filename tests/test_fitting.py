@@ -35,6 +35,7 @@ def pipe(mini_language: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     vit = ViT(ViTConfig(width=32, layers=3, heads=2, hidden=64, grid=4)).eval().requires_grad_(False)
     sizes = {"width": 48, "layers": 6, "heads": 4, "kv_heads": 2, "head_dim": 12, "inner": 96, "context": 512}
     decoder = Decoder(DecoderConfig(vocabulary=49152, **sizes)).eval().requires_grad_(False)
+    torch.nn.init.normal_(decoder.embedding.weight)
     projector = Projector(ProjectorConfig(vision=32, hidden=32, language=48)).eval().requires_grad_(False)
     tokenizer = tokenizer_of(read_file(mini_language).metadata)
     assert isinstance(tokenizer, TextTokenizer)

@@ -28,6 +28,7 @@ def vlm(mini_language: Path) -> Mini:
     vit = ViT(ViTConfig(width=32, layers=1, heads=2, hidden=64, grid=4)).eval().requires_grad_(False)
     sizes = {"width": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 12, "inner": 96, "context": 64}
     decoder = Decoder(DecoderConfig(vocabulary=64, **sizes)).eval().requires_grad_(False)
+    torch.nn.init.normal_(decoder.embedding.weight)
     projector = Projector(ProjectorConfig(vision=32, hidden=32, language=48)).eval().requires_grad_(False)
     tokenizer = tokenizer_of(read_file(mini_language).metadata)
     assert isinstance(tokenizer, TextTokenizer)
