@@ -19,8 +19,9 @@ Point = tuple[float, float]
 
 
 def drawn(rows: Sequence[Mapping[str, Cell]]) -> str:
-    """The picture of a result of the bench; rows without a budget or a quality are left out."""
-    shown = [row for row in rows if isinstance(row["budget"], float) and isinstance(row["quality"], float) and row["budget"] < 1]
+    """The picture of a result of the bench; rows without a budget, a quality or the full cache's beside it are left out."""
+    names = ("budget", "quality", "quality_full")
+    shown = [row for row in rows if all(isinstance(row[name], float) for name in names) and _number(row["budget"]) < 1]
     suites = list(dict.fromkeys(str(row["suite"]) for row in shown))
     policies = list(dict.fromkeys(str(row["policy"]) for row in shown))
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(policies)}

@@ -168,6 +168,7 @@ def test_the_picture_has_a_panel_for_every_suite_and_a_line_for_every_policy() -
         for budget in (0.5, 0.25)
     ]
     odd = [{"suite": "text", "policy": "full", "budget": 1.0, "quality": 0.8, "quality_full": 0.8}, {**rows[0], "quality": None}]
+    odd.append({**rows[0], "policy": "kv-streams", "budget": 0.13, "quality_full": None})
     root = ElementTree.fromstring(drawn([*rows, *odd]))
     name = "{http://www.w3.org/2000/svg}"
     assert [text.text for text in root.iter(f"{name}text") if text.get("class") == "t"] == ["text", "needle", "stream"]
