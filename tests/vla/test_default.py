@@ -94,7 +94,6 @@ def test_a_picture_is_a_grid_of_patches_without_resizing(mini_bundle: Bundle) ->
     torch.testing.assert_close(places[9, 1:3], torch.tensor([1.5 / 8, 1.5 / 8]))
 
 
-@pytest.mark.skipif(not WEIGHTS.exists(), reason="no weights ship yet")
 def test_what_ships_is_small_and_says_how_it_was_made() -> None:
     assert WEIGHTS.stat().st_size < 20e6
     learned = read_learned(WEIGHTS)
