@@ -95,8 +95,8 @@ class Row:
 
     `spans` are the runs of words and of visual inputs in the prompt; without any it is all words. `deep` is what the first layers add to
     the visual tokens, zero at words. `recalled` tokens at its beginning were in the cache already. `turns` and `following` are as in
-    `mmsdk.decoder.prefill.Laid`. `words` are the ids of all its words. `mass` is there where
-    attention is proportional.
+    `mmsdk.decoder.prefill.Laid`. `words` are the ids of all its words. `mass` is there where attention is
+    proportional.
     """
 
     visual: int
