@@ -41,7 +41,9 @@ class Native:
         if x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.is_grad_enabled() or not x.numel() or not prompt.tiled():
             return None
         maps, plain = [one for one in linears if type(one) is nn.Linear], [one for one in norms if type(one) is nn.LayerNorm]
-        if len(maps) < len(linears) or len(plain) < len(norms) or not block.fits(x.shape[-1], maps[3].in_features, activation):
+        if len(maps) < len(linears) or len(plain) < len(norms) or len({one.eps for one in plain}) > 1:
+            return None
+        if not block.fits(x.shape[-1], maps[3].in_features, activation):
             return None
         vectors = [part for one in plain for part in (one.weight, one.bias)] + list(scales)
         numbers = [*vectors, *(part for one in maps for part in (one.weight, one.bias))]
