@@ -30,6 +30,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as smart_resize_together
 
+from mmsdk.apps.checkpoints.drawn import draw
 from mmsdk.prompt import Prompt, Segment, Text
 from mmsdk.vision.types import Image, Video
 
@@ -71,12 +72,7 @@ class QwenReplica:
         tokenizer = _tokenizer()
         ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in zip(_NAMES, _SPECIAL, strict=True)}
         model = _model(kind, len(tokenizer), ids).eval()
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                # norms near one, biases that matter
-                near = float(parameter.ndim == 1 and ("norm" in name or "ln_q" in name) and name.endswith("weight"))
-                parameter.normal_(0, 0.15, generator=generator).add_(near)
+        draw(model, torch.Generator().manual_seed(seed))
         processor = _processor(_PICTURE)
         model.generation_config.eos_token_id = ids["eos_token_id"]
         model.save_pretrained(folder)

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from mmsdk.apps.checkpoints.drawn import draw
 from mmsdk.apps.checkpoints.parts import CELLS, KINDS, MOVING, WITH_CLIPS, Kind, Parts, parts_of, tokenizer_of
 from mmsdk.prompt import Prompt, Segment, Text
 from mmsdk.vision.types import Image, Video
@@ -37,12 +38,7 @@ class SightReplica:
         """Random weights, large enough that answers vary; a `shard` of at most so much in each file."""
         tokenizer = tokenizer_of(kind)
         parts = parts_of(kind, tokenizer)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in parts.model.named_parameters():
-                # norms near one, biases that matter
-                near = float(parameter.ndim == 1 and "norm" in name and name.endswith("weight"))
-                parameter.normal_(0, 0.15, generator=generator).add_(near)
+        draw(parts.model, torch.Generator().manual_seed(seed))
         parts.model.eval().generation_config.eos_token_id = tokenizer.eos_token_id
         parts.model.save_pretrained(folder, max_shard_size=shard)
         tokenizer.save_pretrained(folder)

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from mmsdk.apps.checkpoints.drawn import draw
+
 __all__ = ["KINDS", "VOCABULARY", "Kind", "TextReplica"]
 
 Kind = Literal[
@@ -85,12 +87,12 @@ class TextReplica:
         """Random weights, large enough that answers vary."""
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_SIZES, **_OWN[kind]}), dtype=torch.float32).eval()
         generator = torch.Generator().manual_seed(seed)
-        balances = [(name, one) for name, one in model.named_buffers() if name.endswith("e_score_correction_bias")]
-        with torch.no_grad():
-            for name, weight in (*model.named_parameters(), *balances):
-                # norms near one, biases that matter
-                weight.normal_(0, 0.15, generator=generator).add_(float("norm" in name and name.endswith("weight")))
-            for table in (one for name, one in model.named_buffers() if name.endswith("tid2eid")):
+        draw(model, generator)
+        for name, one in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                one.normal_(0, 0.15, generator=generator)
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):
                 table.copy_(torch.rand(len(table), model.config.n_routed_experts, generator=generator).argsort(1)[:, : table.shape[1]])
         model.generation_config.eos_token_id = None
         logging.disable_progress_bar()

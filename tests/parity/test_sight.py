@@ -64,6 +64,14 @@ def test_scores_at_every_token_are_those_of_transformers(pair: Pair) -> None:
     assert max(apart.values()) <= 1e-4, apart
 
 
+def test_norms_of_what_is_compared_scale_by_about_one(pair: Pair) -> None:
+    """Whether they scale by their weight or, as Gemma's, by one more: scores of a model whose norms double are apart by rounding alone."""
+    norms = [(name, one, one.weight) for name, one in pair[0].parts.model.named_modules() if type(one).__name__.endswith("Norm")]
+    drawn = torch.Generator().manual_seed(0)
+    scales = {name: float(norm(torch.randn(64, *one.shape, generator=drawn)).detach().std()) for name, norm, one in norms}
+    assert len(scales) > 8 and all(0.75 < scale < 1.35 for scale in scales.values()), scales
+
+
 @pytest.mark.parametrize("size", [(24, 24), (37, 101), (95, 21), (200, 190), (5, 6), (48, 72)])
 def test_pixels_are_those_of_the_image_processor(pair: Pair, size: tuple[int, int]) -> None:
     """PB-01, IN-08: resizing by the same filter to the same size, padding, tiles in the same order, the same scale."""
