@@ -4,6 +4,7 @@ Two forms of memory hold them: keys and values (`mmsdk.stream`), and tokens of t
 (`mmsdk.watch`).
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from mmsdk.models.types import VLM, Tokenizer
 from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Layout, Prompt
 from mmsdk.recall import content
-from mmsdk.vision.types import Media, VisionEncoder, VisualTokens
+from mmsdk.vision.types import Media, Video, VisionEncoder, VisualTokens
 
 __all__ = ["Happening", "Held", "Pace", "Remembering", "Seen", "answered", "happenings", "paced", "watched"]
 
@@ -49,7 +50,10 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Remembering:
-    """An encoder that looks at every clip once: streams here show the same windows to one memory after another."""
+    """An encoder that looks at every clip once: streams here show the same windows to one memory after another, and again and again.
+
+    Clips that differ in when they were taken alone are one: what an encoder makes of a clip depends on the times between its frames.
+    """
 
     encoder: VisionEncoder
     known: dict[bytes, VisualTokens] = field(default_factory=dict, repr=False)
@@ -65,11 +69,21 @@ class Remembering:
 
     def __call__(self, media: Sequence[Media]) -> list[VisualTokens]:
         """See `VisionEncoder`."""
-        keys = [content(item) for item in media]
-        fresh = [(key, item) for key, item in zip(keys, media, strict=True) if key not in self.known]
+        keys, begun = [content(_anew(item)) for item in media], [_begins(item) for item in media]
+        fresh = [(key, _anew(item)) for key, item in zip(keys, media, strict=True) if key not in self.known]
         if fresh:
             self.known.update(zip((key for key, _ in fresh), self.encoder([item for _, item in fresh]), strict=True))
-        return [self.known[key] for key in keys]
+        found = [self.known[key] for key in keys]
+        return [dataclasses.replace(tokens, times=tokens.times + first) for tokens, first in zip(found, begun, strict=True)]
+
+
+def _begins(item: Media) -> float:
+    return float(item.times[0]) if isinstance(item, Video) else 0.0
+
+
+def _anew(item: Media) -> Media:
+    """A clip whose times begin at 0."""
+    return dataclasses.replace(item, times=item.times - item.times[0]) if isinstance(item, Video) else item
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,13 @@ def test_what_happens_is_drawn_again_as_it_was(emoji: Path, photos: Path, small:
     assert torch.equal(frames[7], first[0].early[7]) and torch.equal(frames[16], frames[8]) and len(frames) == 20
     encoder, clip = Remembering(small.encoder), Video(first[0].early, torch.arange(8.0))
     (before,), (after,) = encoder([clip]), encoder([Video(first[0].early.clone(), torch.arange(8.0))])
-    assert after is before and len(encoder.known) == 1 and torch.equal(before.features, small.encoder([clip])[0].features)
+    assert after.features is before.features and len(encoder.known) == 1
+    # a window that comes again later is looked at no more than one that comes at the same time
+    later = Video(first[0].early, torch.arange(8.0) + 64)
+    (again,), (wanted,) = encoder([later]), small.encoder([later])
+    assert again.features is before.features and torch.equal(again.features, wanted.features) and torch.equal(again.times, wanted.times)
+    encoder([Video(first[0].early, torch.arange(8.0) * 2)])
+    assert len(encoder.known) == 2
 
 
 def test_a_run_that_is_broken_off_goes_on_with_the_suite_that_it_stood_at(tmp_path: Path) -> None:
