@@ -1,5 +1,8 @@
 from mmsdk.answer import Answer as Answer
 from mmsdk.chat import Chat as Chat
+from mmsdk.diffusion.clip import Clip as Clip
+from mmsdk.diffusion.filming import VideoGeneration as VideoGeneration
+from mmsdk.diffusion.world.door import World as World
 from mmsdk.encoded import Encoded as Encoded
 from mmsdk.errors import BudgetError as BudgetError
 from mmsdk.errors import InputError as InputError

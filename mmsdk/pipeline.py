@@ -1,5 +1,7 @@
 """The pipeline: media and a question in, an answer out, by way of load, encode, compress, prefill and decode, each timed.
 
+Two other tasks are behind the same door: clips of texts (`mmsdk.diffusion.filming`) and worlds (`mmsdk.diffusion.world.door`).
+
 pipe = pipeline("image-text-to-text")
 answer = pipe("photo.jpg", "What is on the table?")
 for piece in pipe.stream("clip.mp4", "What happens?"): print(piece, end="")
@@ -10,9 +12,9 @@ chat = pipe.chat()  # each question knows those before it
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast, overload
+from typing import Literal, cast, overload
 
 import torch
 
@@ -21,6 +23,9 @@ from mmsdk.answer import Answer
 from mmsdk.answering import Stream, alone, answered, guided, sampled, streamed
 from mmsdk.chat import Chat
 from mmsdk.compress import Compression, CompressionSpec, compression
+from mmsdk.diffusion.filming import VideoGeneration, open_maker
+from mmsdk.diffusion.world.door import World, open_world, paging
+from mmsdk.diffusion.world.memory import Paging
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
@@ -39,7 +44,29 @@ from mmsdk.weights.fetch import quiet, while_it_lasts
 
 __all__ = ["Answer", "Context", "Pipeline", "Stream", "find_device", "pipeline"]
 
-TASKS = ("image-text-to-text",)
+TASKS = ("image-text-to-text", "video-generation", "world-model")
+
+
+@overload
+def pipeline(
+    task: Literal["video-generation"], model: str | os.PathLike[str] = ..., *, dtype: str | torch.dtype | None = ...,
+    device: str | torch.device | None = ..., progress: bool = ...,
+) -> VideoGeneration: ...  # fmt: skip
+
+
+@overload
+def pipeline(
+    task: Literal["world-model"], model: str | os.PathLike[str] = ..., *, dtype: str | torch.dtype | None = ...,
+    device: str | torch.device | None = ..., kv: str | None = ..., progress: bool = ...,
+) -> World: ...  # fmt: skip
+
+
+@overload
+def pipeline(
+    task: Literal["image-text-to-text"] = ..., model: str | os.PathLike[str] = ..., *, compress: CompressionSpec | None = ...,
+    dtype: str | torch.dtype | None = ..., device: str | torch.device | None = ..., batch_size: int = ..., quantize: str | None = ...,
+    kv: str | None = ..., gguf_file: str | os.PathLike[str] | None = ..., progress: bool = ...,
+) -> "Pipeline": ...  # fmt: skip
 
 
 def pipeline(
@@ -54,8 +81,10 @@ def pipeline(
     kv: str | None = "dense",
     gguf_file: str | os.PathLike[str] | None = "",
     progress: bool = True,
-) -> "Pipeline":
-    """Put a model's parts together, ready to answer.
+) -> "Pipeline | VideoGeneration | World":
+    """Put a model's parts together, ready to answer; of the task "video-generation" ready to make clips, of "world-model" frame by frame.
+
+    These two take a folder, `dtype`, `device` and `progress`, and a world its memory as `kv` ("pages:recalled=8", "window:8").
 
     `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
     where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together; `quantize` "int4" or
@@ -72,6 +101,9 @@ def pipeline(
     if task not in TASKS:
         known = ", ".join(map(repr, TASKS))
         raise ModelError(f"the task {task!r} is not supported; there is {known}, and a model goes behind it: pipeline({TASKS[0]!r}, ...)")
+    if task != TASKS[0]:
+        left = {"compress": (compress, "identity"), "batch_size": (batch_size, 16), "quantize": (quantize, "none"), "gguf_file": (gguf_file, "")}
+        return _making(task, _name(model), dtype, device, kv, progress, left)
     # what is wrong with the words is told before seconds are spent on weights
     steps, name, place = compression("identity" if compress is None else compress), _name(model), find_device(device)
     _check_number("batch_size", batch_size)
@@ -211,7 +243,7 @@ class Pipeline:
         compress: CompressionSpec | None = None,
         adapter: AdapterSpec = "",
     ) -> Stream:
-        """The same answer in pieces, as they become certain; the pieces joined are the answer.
+        """The same answer in pieces, as they become certain; the pieces joined are the answer. That of several beams is one piece.
 
         Errors are raised here, at once; only scores that are not finite, and a form that cannot be followed further, end the stream later,
         with a ModelError or an InputError where they occur.
@@ -319,6 +351,23 @@ def _pairs(items: object) -> Sequence[Question]:
 def _check_number(name: str, number: object) -> None:
     if not whole(number, 1):
         raise InputError(f"it is {shown(number)}, expected a whole number of at least 1", item=name)
+
+
+def _making(
+    task: str, name: str, dtype: str | torch.dtype | None, device: str | torch.device | None, kv: str | None, progress: bool,
+    left: Mapping[str, tuple[object, object]],
+) -> VideoGeneration | World:  # fmt: skip
+    """What makes clips or worlds. Raises InputError for an argument that only models which answer have: one of `left`, or `kv`."""
+    world = task == "world-model"
+    others = dict(left) if world else {**left, "kv": (kv, "dense")}
+    for argument, (value, usual) in others.items():
+        if value not in (None, usual):
+            raise InputError(f"{shown(value)} is for {TASKS[0]!r}; leave it out of {task!r}", item=argument)
+    place = find_device(device)
+    if not world:
+        return VideoGeneration(open_maker(name, resolve_dtype(dtype, place), place), name, progress)
+    pages = Paging() if kv in (None, "dense") else paging(kv)
+    return World(open_world(name, resolve_dtype(dtype, place), place), name, pages)
 
 
 def _name(model: object) -> str:

@@ -1,21 +1,15 @@
-"""`mmsdk imagine "a red ball moves left" --out ball.mp4`: a clip of a sentence, by a small video model."""
+"""`mmsdk imagine "a red ball moves left" --out ball.mp4`: a clip of a sentence, by a video model."""
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-from tqdm import tqdm
-
 from mmsdk.apps.console import busy
-from mmsdk.apps.films import check_film, save_film
-from mmsdk.diffusion.imagine import Imaginer, open_imaginer
+from mmsdk.diffusion.filming import HOW
 from mmsdk.errors import InputError
-from mmsdk.pipeline import find_device
-from mmsdk.precision import resolve_dtype
+from mmsdk.pipeline import pipeline
+from mmsdk.vision.films import check_film
 
 __all__ = ["run"]
 
@@ -26,42 +20,24 @@ def run(args: argparse.Namespace) -> int:
     """Make the clip and write it. What is wrong with the words is told before anything is made."""
     out = Path(args.out)
     check_film(out)
-    if args.steps < 1:
+    if args.steps is not None and args.steps < 1:
         raise InputError(f"it is {args.steps}, expected at least 1", item="--steps")
-    device = find_device(args.device)
+    if args.model == _SHIPPED:
+        raise InputError(f"no video model comes with mmsdk yet; {HOW}: --model build/train_video/model", item=args.model)
+    if "/" not in args.model and not Path(args.model).is_dir():
+        raise InputError("there is no such folder; `python -m mmsdk.apps.train_video` trains a model and writes one", item=args.model)
     with busy(f"loading {args.model}"):
-        imagine = _opened(args.model, resolve_dtype(args.dtype, device), device)
+        pipe = pipeline("video-generation", args.model, dtype=args.dtype, device=args.device, progress=not args.json)
     begun = time.perf_counter()
-    with _told(args.steps, args.json) as advance:
-        made = imagine(
-            args.text, seed=args.seed, steps=args.steps, scale=args.guidance, coarse=args.coarse, attention=args.attention,
-            cache=args.cache, advance=advance,
-        )  # fmt: skip
-    save_film(made.video, out)
+    clip = pipe(
+        args.text, seed=args.seed, steps=args.steps, guidance=args.guidance, against=args.against, two_stage=args.coarse,
+        attention=args.attention, cache=args.cache, frames=args.length, height=args.height, width=args.width,
+    )  # fmt: skip
+    clip.save(out)
     seconds = time.perf_counter() - begun
     if args.json:
-        told = {"passes": made.cost.passes, "tokens": made.cost.tokens, "skipped": dict(made.cost.skipped)}
+        told = {"passes": clip.cost.passes, "tokens": clip.cost.tokens, "skipped": dict(clip.cost.skipped)}
         print(json.dumps({"out": str(out), "text": args.text, "seed": args.seed, "seconds": round(seconds, 2), **told}))
     else:
-        print(f"{out}: {len(made.video.frames)} frames in {seconds:.1f} s")
+        print(f"{out}: {len(clip.frames)} frames in {seconds:.1f} s")
     return 0
-
-
-def _opened(name: str, dtype: torch.dtype, device: torch.device) -> Imaginer:
-    if name == _SHIPPED:
-        how = "train one with `python -m mmsdk.apps.train_video` and name its folder: --model build/train_video/model"
-        raise InputError(f"no video model comes with mmsdk yet; {how}", item=name)
-    if not Path(name).is_dir():
-        raise InputError("there is no such folder; `python -m mmsdk.apps.train_video` trains a model and writes one", item=name)
-    return open_imaginer(name, dtype, device)
-
-
-@contextmanager
-def _told(steps: int, silent: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of the steps on stderr, where that is a terminal."""
-    with tqdm(total=steps, desc="imagining", unit="step", leave=False, disable=True if silent else None) as bar:
-
-        def advance(step: int) -> None:
-            bar.update(step - bar.n)
-
-        yield advance

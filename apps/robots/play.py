@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmsdk.apps.console import busy
-from mmsdk.apps.films import check_film, save_film
+from mmsdk.vision.films import check_film, save_film
 from mmsdk.apps.robots.episodes import HELD_OUT, Condition, Ended, played
 from mmsdk.errors import InputError
 from mmsdk.vision.types import Video

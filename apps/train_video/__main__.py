@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from mmsdk.apps.films import sheet
+from mmsdk.vision.films import sheet
 from mmsdk.apps.interrupts import INTERRUPTED
 from mmsdk.apps.train_mini.needs import check_compiling
 from mmsdk.apps.train_video.judge import open_judge, teach

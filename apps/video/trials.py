@@ -22,7 +22,8 @@ from mmsdk.apps.video.attention import METHODS
 from mmsdk.apps.video.drift import Seen, seen
 from mmsdk.apps.video.rows import Row, psnr, rel_l2, row
 from mmsdk.diffusion.attention.types import Choice, Everything, Place, Selector
-from mmsdk.diffusion.imagine import Imagined, Imaginer, open_imaginer
+from mmsdk.diffusion.clip import Clip
+from mmsdk.diffusion.imagine import Imaginer, open_imaginer
 from mmsdk.diffusion.magnitudes import measured
 from mmsdk.diffusion.schedule import flow
 
@@ -69,7 +70,7 @@ WAYS = [
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    clip: Imagined
+    clip: Clip
     seconds: float
 
 

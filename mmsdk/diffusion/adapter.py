@@ -23,7 +23,7 @@ from mmsdk.diffusion.attention.types import Grid, Place, Selector
 from mmsdk.diffusion.attention.wave_align import WaveAlign
 from mmsdk.errors import InputError, ModelError, PluginError
 
-__all__ = ["Sparsified", "sparsify"]
+__all__ = ["METHODS", "Sparsified", "selector", "sparsify"]
 
 METHODS = "mmsdk.diffusion.attention.methods"
 
@@ -67,10 +67,26 @@ def sparsify(pipe: _Pipeline | torch.nn.Module, method: str | Selector, steps: i
         scheduler = parts.get("scheduler")
     if not transformers:
         raise ModelError("the pipeline has no transformer to put sparse attention into")
-    selector = plugins.load(METHODS, method) if isinstance(method, str) else method
-    if not isinstance(selector, Selector):
+    chosen = selector(method)
+    return Sparsified([_Attached(part, chosen, scheduler, steps, align) for part in transformers])
+
+
+def selector(method: str | Selector) -> Selector:
+    """A method by name, with its knobs; a bare value is that of its first share ("svg2:0.8" is its mass). Raises PluginError for none."""
+    if not isinstance(method, str):
+        built: object = method
+    else:
+        spec = plugins.parse(method)
+        plugins.check(METHODS, spec.name)
+        if spec.amount:
+            shares = [name for name, default in plugins.knobs(METHODS, spec.name).items() if "." in default]
+            if not shares:
+                raise PluginError(f"{method!r}: {spec.name!r} has no share to set; write its knobs as knob=value")
+            spec = plugins.Spec(spec.name, "", ((shares[0], spec.amount), *spec.knobs))
+        built = plugins.build(METHODS, spec)
+    if not isinstance(built, Selector):
         raise PluginError(f"{method!r} is no method of sparse attention: it cannot be called")
-    return Sparsified([_Attached(part, selector, scheduler, steps, align) for part in transformers])
+    return built
 
 
 class Sparsified:

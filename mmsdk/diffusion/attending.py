@@ -6,12 +6,10 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from mmsdk import plugins
-from mmsdk.diffusion.adapter import METHODS
+from mmsdk.diffusion.adapter import selector
 from mmsdk.diffusion.attention.session import Session
 from mmsdk.diffusion.attention.types import Place, Selector
 from mmsdk.diffusion.types import Attend, Dense, Spot
-from mmsdk.errors import PluginError
 
 __all__ = ["Attending", "DenseAttending", "SparseAttending", "attending"]
 
@@ -62,13 +60,10 @@ class SparseAttending:
 
 
 def attending(method: str | Selector) -> Attending:
-    """A new one, for one generation: "dense", a method with its knobs ("svg2:mass=0.95"), or an object.
+    """A new one, for one generation: "dense", a method with its knobs ("svg2:mass=0.95", "svg2:0.95"), or an object.
 
     Raises PluginError for an unknown method.
     """
     if method == "dense":
         return DenseAttending()
-    selector = plugins.load(METHODS, method) if isinstance(method, str) else method
-    if not isinstance(selector, Selector):
-        raise PluginError(f"{method!r} is no method of sparse attention: it cannot be called")
-    return SparseAttending(selector)
+    return SparseAttending(selector(method))

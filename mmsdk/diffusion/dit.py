@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mmsdk.diffusion.attention.types import Grid
 from mmsdk.diffusion.parts import Order, Patch, Perceptron, cut, gelu, grid_of, joined, waves
-from mmsdk.diffusion.rotary import Anywhere, Rotary, Rotation, Standing, turned
+from mmsdk.diffusion.rotary import Anywhere, Roaming, Rotary, Rotation, Standing, turned
 from mmsdk.diffusion.types import Attend, Condition, Dense, Layer, Spot, Straight, Through
 from mmsdk.errors import InputError
 
@@ -116,7 +116,7 @@ class DiT(nn.Module):
         embedded = embedded[:, None] if time.ndim == 1 else embedded
         mask = None if condition.mask is None else condition.mask[:, None, None]
         text = self.text(condition.text.to(x.dtype), gelu)
-        rotation = self.config.rotary(grid, self.config.heads, self.config.head_dim, x.device, first)
+        rotation = self._rotation(grid, condition, first)
         scene = _Scene(grid, self.time_out(F.silu(embedded)).unflatten(-1, (6, -1)), text, mask, rotation, self._seen(condition))
         blocks = [block for block in self.blocks if isinstance(block, _Block)]
         x = through(x, [_bound(block, scene, attend) for block in blocks], lambda tokens: blocks[0].modulated(tokens, scene))
@@ -125,6 +125,15 @@ class DiT(nn.Module):
         out = self.out(x)
         velocity = _velocity(patches, out, time) if self.config.predicts == "clip" else out
         return joined(velocity, grid, self.config.patch, self.config.order)
+
+    def _rotation(self, grid: Grid, condition: Condition, first: int) -> Rotation:
+        rotary, device = self.config.rotary, self.like.device
+        if condition.places is None:
+            return rotary(grid, self.config.heads, self.config.head_dim, device, first)
+        if not isinstance(rotary, Roaming) or condition.places.shape[1] != grid.frames:
+            told = f"{condition.places.shape[1]} places for {grid.frames} frames"
+            raise InputError(f"{told}; a model of a larger world is told one a frame, others none", item="condition")
+        return rotary.placed(grid, condition.places.to(device), self.config.head_dim)
 
     def _seen(self, condition: Condition) -> Float[Tensor, "b m d"] | None:
         if (condition.seen is None) == bool(self.config.seen_width):

@@ -1,12 +1,13 @@
 """From a sentence to a clip: a model of few words with all that it needs, from one folder.
 
     imagine = open_imaginer("build/train_video/model")
-    imagine("a red ball moves left behind a blue box", seed=0, steps=20).video      # a Video of pixels
+    imagine("a red ball moves left behind a blue box", seed=0, steps=20)      # a Clip, which is a Video
 
 Every way to make it faster is an argument: a method of sparse attention, a step cache, and first steps at half the size.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,99 +21,89 @@ from torch import Tensor
 from mmsdk.diffusion.attention.types import Selector
 from mmsdk.diffusion.caching import StepCache
 from mmsdk.diffusion.checkpoint import read
+from mmsdk.diffusion.clip import Clip
 from mmsdk.diffusion.dit import DiT
-from mmsdk.diffusion.generate import Cost, generate, to_nobody
+from mmsdk.diffusion.generate import to_nobody
 from mmsdk.diffusion.guidance import ClassifierFree
+from mmsdk.diffusion.making import Screen, Shape, Way, made
 from mmsdk.diffusion.models import small
-from mmsdk.diffusion.schedule import flow, grown_shift
-from mmsdk.diffusion.two_stage import Stages, generate_in_two_stages
+from mmsdk.diffusion.schedule import Schedule, flow, grown_shift
+from mmsdk.diffusion.two_stage import Upscaler
 from mmsdk.diffusion.types import Condition
 from mmsdk.diffusion.upscale import bilinear
 from mmsdk.diffusion.words import Words
 from mmsdk.errors import InputError, ModelError
-from mmsdk.vision.types import Video
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.safetensors import open_file
 
-__all__ = ["Imagined", "Imaginer", "Screen", "open_imaginer", "pixels", "save_imaginer"]
+__all__ = ["SETTINGS", "Imaginer", "Screen", "open_imaginer", "pixels", "save_imaginer"]
 
-_SCALE = 3.0
-_SETTINGS, _WEIGHTS, _WORDS = "config.json", "diffusion_pytorch_model.safetensors", "words.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class Screen:
-    """What a model's clips are: frames, rows and columns of pixels, frames a second; and the shift of its steps at that size."""
-
-    frames: int = 16
-    height: int = 64
-    width: int = 64
-    rate: float = 8.0
-    shift: float = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class Imagined:
-    """A clip, as it came from the model, [1, 3, frames, height, width] from -1 to 1, and what it cost."""
-
-    video: Video
-    latents: Float[Tensor, "1 c t h w"]
-    cost: Cost
+_SCALE, _STEPS = 3.0, 20
+SETTINGS, _WEIGHTS, _WORDS = "config.json", "diffusion_pytorch_model.safetensors", "words.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Imaginer:
-    """A model of pixels, its words, and the size it was trained for. `scale` is how far guidance goes where a call does not say."""
+    """A model of pixels, its words, and the size it was trained for; see `mmsdk.diffusion.making.Maker`.
+
+    `scale` is how far guidance goes where a call does not say; `upscaler` makes coarse clips finer between two stages.
+    """
 
     model: DiT
     words: Words
     screen: Screen = Screen()
     scale: float = _SCALE
+    upscaler: Upscaler = bilinear
+    steps: int = _STEPS
 
-    @torch.no_grad()
     def __call__(
         self,
         text: str,
         *,
         seed: int = 0,
-        steps: int = 20,
+        steps: int = _STEPS,
         scale: float | None = None,
         coarse: int = 0,
         attention: str | Selector = "dense",
         cache: str | StepCache = "none",
         advance: Callable[[int], None] = to_nobody,
-    ) -> Imagined:
+    ) -> Clip:
         """The clip of a sentence. The first `coarse` of the steps are taken at half the size; `advance` is told how many steps are done.
 
         Raises InputError for words that the model does not know, and for steps that cannot be, PluginError for unknown methods.
         """
-        if not 0 <= coarse < steps:
-            raise InputError(f"it is {coarse}, of {steps} steps; at least one is taken at the full size", item="coarse")
-        (condition, guidance), generator = self.asked(text, scale), torch.Generator().manual_seed(seed)
-        schedule = flow(steps, self.screen.shift)
-        if coarse:
-            stages = Stages(flow(steps, grown_shift(self.screen.shift, 1, 4)), schedule, steps - coarse)
-            made = generate_in_two_stages(
-                self.model, self.shape, condition, stages, generator, bilinear, guidance, attention, cache, advance
-            )  # fmt: skip
-        else:
-            made = generate(self.model, self.noise(generator), condition, schedule, guidance, attention, cache, advance)
-        video = Video(pixels(made.latents[0]), torch.arange(self.screen.frames) / self.screen.rate, source=text)
-        return Imagined(video, made.latents, made.cost)
+        way = Way(seed, steps, scale, coarse=coarse, attention=attention, cache=cache)
+        return made(self, text, self.screen, way, advance)
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int]:
-        """Of what the model makes: [1, 3, frames, height, width]."""
-        return 1, self.model.config.channels, self.screen.frames, self.screen.height, self.screen.width
+    def transformer(self) -> DiT:
+        """See `Maker`."""
+        return self.model
 
-    def asked(self, text: str, scale: float | None = None) -> tuple[Condition, ClassifierFree]:
+    def shape(self, screen: Screen) -> Shape:
+        """Of what the model makes: [1, 3, frames, height, width]. Raises InputError for sides that its patches do not divide."""
+        sides = (screen.frames, screen.height, screen.width)
+        for name, side, size in zip(("frames", "height", "width"), sides, self.model.config.patch, strict=True):
+            if side % size:
+                raise InputError(f"it is {side}; this model makes multiples of {size}", item=name)
+        return 1, self.model.config.channels, *sides
+
+    def schedule(self, steps: int, shape: Shape) -> Schedule:
+        """Steps with the shift that was trained at the model's size, and less of it where there are fewer tokens."""
+        return flow(steps, grown_shift(self.screen.shift, math.prod(shape[2:]), math.prod(self.shape(self.screen)[2:])))
+
+    def asked(self, text: str, scale: float | None = None, against: str = "") -> tuple[Condition, ClassifierFree]:
         """The sentence as the model reads it, and the guidance towards it. Raises InputError for words that the model does not know."""
-        condition, against = (self.words(self.words.numbers([told])) for told in (text, ""))
-        return condition, ClassifierFree(against, self.scale if scale is None else scale)
+        condition, other = (self.words(self.words.numbers([told])) for told in (text, against))
+        return condition, ClassifierFree(other, self.scale if scale is None else scale)
 
     def noise(self, generator: torch.Generator) -> Float[Tensor, "1 c t h w"]:
         """What a clip begins as."""
-        return torch.randn(self.shape, generator=generator).to(self.model.like)
+        return torch.randn(self.shape(self.screen), generator=generator).to(self.model.like)
+
+    def pixels(self, latents: Float[Tensor, "1 c t h w"]) -> UInt8[Tensor, "t c h w"]:
+        """The model's latents are pixels."""
+        return pixels(latents[0])
 
 
 def pixels(clip: Float[Tensor, "c t h w"]) -> UInt8[Tensor, "t c h w"]:
@@ -126,7 +117,7 @@ def open_imaginer(folder: Path | str, dtype: torch.dtype = torch.float32, device
     Raises ModelError for a folder of something else, and for tensors that are not its own, WeightsError where files are missing or damaged.
     """
     folder = Path(folder)
-    fields = read_fields(folder / _SETTINGS)
+    fields = read_fields(folder / SETTINGS)
     if fields.text("_class_name", "") != small.CLASS:
         raise fields.wrong("_class_name", f"{small.CLASS!r}: only such a model brings its words with it")
     model = read(folder, small.FAMILY, dtype, torch.device(device))
@@ -157,7 +148,7 @@ def save_imaginer(folder: Path, imagine: Imaginer, dtype: torch.dtype = torch.bf
         "words": " ".join(words.vocabulary),
         "max_words": words.length,
     }
-    _written(folder / _SETTINGS, json.dumps(told, indent=2).encode())
+    _written(folder / SETTINGS, json.dumps(told, indent=2).encode())
 
 
 def _screen(fields: Fields) -> Screen:

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from mmsdk.diffusion.attention.types import Grid
 
-__all__ = ["Anywhere", "ByAxis", "Fractional", "Rotary", "Rotation", "Sines", "Spread", "Standing", "Unturned", "Waves", "turned"]
+__all__ = ["Anywhere", "ByAxis", "Fractional", "Roaming", "Rotary", "Rotation", "Sines", "Spread", "Standing", "Unturned", "Waves", "turned"]
 
-Rotation = tuple[Float[Tensor, "n #h half"], Float[Tensor, "n #h half"]]
+Rotation = tuple[Float[Tensor, "*r n #h half"], Float[Tensor, "*r n #h half"]]
 
 
 @runtime_checkable
@@ -60,6 +60,30 @@ class Spread:
         """Where frames, rows and columns stand: frames are counted, a row is where its middle is."""
         rows, columns = ((_counted(size) + 0.5) * self.side / size - 0.5 for size in (grid.height, grid.width))
         return _counted(grid.frames, first), rows, columns
+
+
+@dataclass(frozen=True, slots=True)
+class Roaming:
+    """Rows and columns of a larger world, half of a head's channels for each, and none for time: what stood somewhere stands there still.
+
+    A frame is a window whose first token is at a place of its own; without places, all are at the origin.
+    """
+
+    theta: float = 100.0
+
+    def __call__(self, grid: Grid, heads: int, head_dim: int, device: torch.device, first: int = 0) -> Rotation:
+        """See `Rotary`; the same for all heads."""
+        return tuple(part[0] for part in self.placed(grid, torch.zeros(1, grid.frames, 2, device=device), head_dim))  # type: ignore[return-value]
+
+    def placed(self, grid: Grid, places: Float[Tensor, "b f 2"], head_dim: int) -> tuple[Float[Tensor, "b n 1 e"], Float[Tensor, "b n 1 e"]]:
+        """Of windows at places, rows first, in tokens; angles are taken in float64 on the processor."""
+        wide = places.double().cpu()
+        rows, columns = (wide[..., axis, None] + _counted(size) for axis, size in enumerate((grid.height, grid.width)))
+        pairs = head_dim // 4
+        parts = [place[..., None] * _rates(count, self.theta) for place, count in ((rows, head_dim // 2 - pairs), (columns, pairs))]
+        spans = (*wide.shape[:2], grid.height, grid.width, -1)
+        angles = torch.cat((parts[0][:, :, :, None].expand(spans), parts[1][:, :, None].expand(spans)), -1).flatten(1, 3)[:, :, None]
+        return angles.cos().float().to(places.device), angles.sin().float().to(places.device)
 
 
 @dataclass(frozen=True, slots=True)

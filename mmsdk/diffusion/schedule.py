@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 
-__all__ = ["Schedule", "flow", "flow_by_length", "grown_shift"]
+__all__ = ["Schedule", "evenly", "flow", "flow_by_length", "grown_shift"]
 
 _TRAINED = 1000
 
@@ -60,6 +60,12 @@ def flow(steps: int, shift: float = 1.0) -> Schedule:
     # The smallest sigma of the training is shifted, too, before steps are laid between it and 1.
     least = _shifted(torch.tensor(1 / _TRAINED, dtype=torch.float64), shift)
     return _ending(_shifted(torch.linspace(1, float(least), steps, dtype=torch.float64), shift))
+
+
+def evenly(steps: int, shift: float = 1.0) -> Schedule:
+    """Even sigmas from 1 by equal parts, then shifted: those that HunyuanVideo's pipeline hands to its scheduler."""
+    _check(steps, shift)
+    return _ending(_shifted(torch.linspace(1, 1 / steps, steps, dtype=torch.float64), shift))
 
 
 def flow_by_length(steps: int, tokens: int, terminal: float | None = None) -> Schedule:

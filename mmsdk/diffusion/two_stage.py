@@ -22,7 +22,7 @@ from mmsdk.diffusion.types import Condition, Transformer
 from mmsdk.diffusion.upscale import bilinear
 from mmsdk.errors import InputError
 
-__all__ = ["Stages", "generate_in_two_stages", "snapped"]
+__all__ = ["Stages", "Upscaler", "generate_in_two_stages", "snapped"]
 
 Upscaler = Callable[[Tensor, tuple[int, int]], Tensor]
 

@@ -21,7 +21,8 @@ class Condition:
 
     Some models ask for more: `pooled` is the text as one vector, `guidance` how far one goes towards it that has that distilled into it;
     `beside` are latents that stand beside the noisy ones as further channels (the first frame, and where it is), `seen` is what a picture's
-    encoder saw of it.
+    encoder saw of it. `places` are where in a larger world the
+    windows of the frames begin, rows first, in tokens, for a model whose rotary positions are `Roaming`.
     """
 
     text: Float[Tensor, "b t e"]
@@ -30,6 +31,7 @@ class Condition:
     guidance: float = 6.0
     beside: Float[Tensor, "b c f h w"] | None = None
     seen: Float[Tensor, "b m i"] | None = None
+    places: Float[Tensor, "b f 2"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,17 @@ _UNWANTED = ["*/*"]
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError, OSError, RuntimeError, XetDownloadError)
 
 
-def resolve(name: str, wanted: Sequence[str] = WEIGHTS) -> Path:
+def resolve(name: str, wanted: Sequence[str] = WEIGHTS, nested: bool = False) -> Path:
     """The folder of a model; of one on the hub, the files that match `wanted` are in it, fetched where they are not on this machine.
 
-    What was fetched before is used again, also without a network. Raises WeightsError where it cannot be had.
+    Files in folders of their own are left out unless they are `nested`. What was fetched before is used again, also without a network.
+    Raises WeightsError where it cannot be had.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     try:
-        return Path(snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=_UNWANTED))
+        return Path(snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=None if nested else _UNWANTED))
     except HFValidationError as error:
         raise WeightsError(f'{name!r} is neither a folder nor a name like "org/name"') from error
     except LocalEntryNotFoundError as error:

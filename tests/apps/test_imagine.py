@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mmsdk.apps import films
+from mmsdk.vision import films
 from mmsdk.apps.cli import main
-from mmsdk.apps.films import check_film, save_film
+from mmsdk.vision.films import check_film, save_film
 from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.imagine import Imaginer, Screen, save_imaginer
 from mmsdk.diffusion.rotary import Spread, Waves

@@ -145,7 +145,7 @@ def test_the_program_trains_writes_teaches_and_tries(
     out = capsys.readouterr().out
     assert '"of": "drawn"' in out and '"of": "made"' in out and '"three"' in out and (tmp_path / "clips.png").is_file()
     made = open_imaginer(tmp_path / "model")("a white cross moves up", steps=1)
-    assert made.video.frames.shape == (FRAMES, 3, SIDE, SIDE) and made.cost.passes == 2
+    assert made.frames.shape == (FRAMES, 3, SIDE, SIDE) and made.cost.passes == 2
 
 
 def test_a_judge_reads_frames_and_is_held_against_what_was_told(tmp_path: Path) -> None:

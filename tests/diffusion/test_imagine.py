@@ -40,8 +40,8 @@ def test_what_is_written_is_read_and_makes_the_same_clip(imagine: Imaginer, tmp_
         imagine.model.config,
     )
     one, other = (made("A red ball.", seed=3, steps=3) for made in (imagine, again))
-    assert torch.equal(one.latents, other.latents) and one.video.frames.shape == (2, 3, 8, 8)
-    assert one.video.times.tolist() == [0.0, 0.25] and one.cost.passes == 6
+    assert torch.equal(one.latents, other.latents) and one.frames.shape == (2, 3, 8, 8)
+    assert one.times.tolist() == [0.0, 0.25] and one.cost.passes == 6
     assert not list(tmp_path.glob("*.part"))
     save_imaginer(tmp_path / "half", imagine)
     assert open_imaginer(tmp_path / "half", torch.bfloat16)("ball", steps=1).latents.dtype == torch.bfloat16

@@ -1,8 +1,11 @@
-"""Our own model of few words, as `mmsdk.apps.train_video` writes it: pixels in place of latents, and the clean clip predicted."""
+"""Our own model of few words, as `mmsdk.apps.train_video` writes it: pixels in place of latents, and the clean clip predicted.
+
+One of clips has a `side`, over which rows and columns are spread; one of a larger world has none, and is told where its window is.
+"""
 
 from mmsdk.diffusion.checkpoint import Family, Names
 from mmsdk.diffusion.dit import DiT, DiTConfig
-from mmsdk.diffusion.rotary import Spread, Waves
+from mmsdk.diffusion.rotary import Anywhere, Roaming, Spread, Waves
 from mmsdk.weights.fields import Fields
 
 __all__ = ["CLASS", "FAMILY", "settings"]
@@ -15,7 +18,8 @@ def _config(fields: Fields) -> DiTConfig:
     if len(patch) != 3 or min(patch) < 1:
         raise fields.wrong("patch_size", "three whole numbers above 0")
     channels = fields.whole("in_channels", 3)
-    spread = Spread(fields.whole("side"), fields.real("theta", 100.0))
+    theta = fields.real("theta", 100.0)
+    spread = Spread(fields.whole("side"), theta) if fields.has("side") else None
     return DiTConfig(
         channels=channels,
         out_channels=channels,
@@ -24,18 +28,18 @@ def _config(fields: Fields) -> DiTConfig:
         hidden=fields.whole("ffn_dim"),
         layers=fields.whole("num_layers"),
         text_width=fields.whole("text_dim"),
-        rotary=spread,
+        rotary=Roaming(theta) if spread is None else spread,
         patch=(patch[0], patch[1], patch[2]),
         frequencies=fields.whole("freq_dim"),
         order="channels_first",
-        standing=Waves(spread),
+        standing=Anywhere() if spread is None else Waves(spread),
         predicts="clip",
     )
 
 
 def settings(config: DiTConfig) -> dict[str, object]:
     """What `config.json` says of such a model."""
-    assert isinstance(config.rotary, Spread)
+    assert isinstance(config.rotary, Spread | Roaming)
     return {
         "_class_name": CLASS,
         "in_channels": config.channels,
@@ -46,8 +50,8 @@ def settings(config: DiTConfig) -> dict[str, object]:
         "text_dim": config.text_width,
         "patch_size": list(config.patch),
         "freq_dim": config.frequencies,
-        "side": config.rotary.side,
         "theta": config.rotary.theta,
+        **({"side": config.rotary.side} if isinstance(config.rotary, Spread) else {}),
     }
 
 

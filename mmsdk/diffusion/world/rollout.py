@@ -18,7 +18,7 @@ from mmsdk.diffusion.schedule import Schedule
 from mmsdk.diffusion.types import Condition, Transformer
 from mmsdk.diffusion.world.memory import WorldMemory
 
-__all__ = ["remember", "rollout"]
+__all__ = ["denoised", "remember", "rollout"]
 
 
 def rollout(
@@ -36,7 +36,7 @@ def rollout(
     for condition in conditions:
         noise = torch.randn(shape, generator=generator, device=generator.device).to(like)
         denoiser = Denoiser(model, condition, guidance, schedule.steps, memory, Caching(step_cache(cache)), first)
-        latents = _denoised(denoiser, noise, schedule)
+        latents = denoised(denoiser, noise, schedule)
         remember(model, latents, condition, memory, first, guidance)
         first += model.grid(latents).frames
         yield latents
@@ -60,7 +60,8 @@ def remember(
 
 
 @torch.no_grad()
-def _denoised(denoiser: Denoiser, latents: Float[Tensor, "b c f h w"], schedule: Schedule) -> Float[Tensor, "b c f h w"]:
+def denoised(denoiser: Denoiser, latents: Float[Tensor, "b c f h w"], schedule: Schedule) -> Float[Tensor, "b c f h w"]:
+    """All steps of a schedule, from noise."""
     for step in range(schedule.steps):
         latents = schedule.step(latents, denoiser.velocity(latents, schedule.time(step), step), step)
     return latents
