@@ -15,6 +15,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import MappingProxyType
@@ -48,6 +49,12 @@ class Eyes:
         self._made: dict[tuple[tuple[bytes, float], ...], VLM] = {}
         self._loaded: frozenset[bytes] = frozenset()
         self._most, self._lock = most, Lock()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Eyes":
+        """For the same adapters, and none made yet."""
+        other = Eyes(self._most)
+        other._loaded = self._loaded
+        return other
 
     def of(self, vlm: VLM, stack: Stack) -> VLM:
         """The model whose encoder and projector have these in their weights, under a name of its own; the model itself without any."""
@@ -99,6 +106,10 @@ class Adapters:
     mark: bytes = b""
     _eyes: Eyes = field(default_factory=Eyes)
     _known: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Adapters":
+        """The same adapters, which are values; loading and unloading changes one of the two alone."""
+        return Adapters(self.mark, deepcopy(self._eyes, memo), self._known)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ chat = pipe.chat()  # each question knows those before it
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, cast, overload
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, NoReturn, cast, overload
 
 import torch
 
@@ -128,6 +129,18 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         _check_number("batch_size", self.batch_size)
+
+    def __copy__(self) -> "Pipeline":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Pipeline":
+        """A pipeline with a model of its own, which recalls nothing yet; adapters that are loaded, which nothing changes, it has, too."""
+        parts = {one.name: deepcopy(getattr(self, one.name), memo) for one in fields(self)}
+        return Pipeline(**parts)
+
+    def __reduce__(self) -> NoReturn:
+        told = "a pipeline cannot be pickled, nor sent to another process: it is a model in memory"
+        raise InputError(f"{told}; call mmsdk.pipeline(...) there, or copy.deepcopy(pipe) for a second one here", item="pipeline")
 
     def __repr__(self) -> str:
         return f"Pipeline({self.vlm.name!r}, {self.compression!r}, batch_size={self.batch_size})"

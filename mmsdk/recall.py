@@ -41,6 +41,10 @@ class Sights:
         self._bytes = 0
         self._lock = threading.Lock()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "Sights":
+        """As much room, and nothing in it yet."""
+        return Sights(self.most)
+
     @property
     def nbytes(self) -> int:
         """Bytes of everything that is kept."""

@@ -1,5 +1,6 @@
 """Adapters in a pipeline and in an engine: what PEFT's own model of a whole VLM says, row by row, streamed, sampled, remembered, merged."""
 
+import copy
 import dataclasses
 import gc
 import math
@@ -129,6 +130,14 @@ def test_every_matrix_of_other_families_is_peft_s(family: str, tmp_path: Path) -
         for vlm in (wearing(pipe, kind), *([pipe.merge(kind).vlm] if kind == "plain" else [])):
             found = compared(replica, vlm, Prompt((PICTURE, Text(QUESTION))), 2)
             assert found.apart <= 1e-3 and found.same
+
+
+def test_a_deep_copy_knows_the_same_adapters_and_forgets_alone(beside: Beside) -> None:
+    twin = copy.deepcopy(beside.pipe)
+    assert twin.adapters.names == beside.pipe.adapters.names and twin.vlm.decoder is not beside.pipe.vlm.decoder
+    assert all(twin(PICTURE, QUESTION, max_tokens=TOKENS, adapter=kind) == alone(beside, kind) for kind in ("style", "sight"))
+    twin.unload_adapter("style")
+    assert "style" in beside.pipe.adapters.names
 
 
 SPECS: list[AdapterSpec] = ["style", "sight", "", "domain", {"style": 0.5, "domain": 1.0}, {"style": -1.0}, {"sight": 0.5, "look": 1.0}]

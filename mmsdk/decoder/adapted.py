@@ -72,6 +72,10 @@ class Adapter:
     updates: Mapping[str, Update]
     sight: Mapping[str, Update] = field(default_factory=dict)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "Adapter":
+        """Itself: nothing changes an adapter, and what its key is of has to stay this one."""
+        return self
+
 
 Stack = tuple[tuple[Adapter, float], ...]
 """The adapters of a row in their order, each with its weight; none is the model as it is."""

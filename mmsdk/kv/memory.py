@@ -103,6 +103,10 @@ class PagedMemory:
         self._promised: dict[Shape, int] = {}
         self._lock = threading.RLock()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "PagedMemory":
+        """Another pool, in which nothing is remembered yet."""
+        return PagedMemory()
+
     @property
     def page(self) -> int:
         """Tokens of a block."""
