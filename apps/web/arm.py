@@ -1,12 +1,11 @@
 """The demo's robot in a real simulation: a Sawyer arm in MuJoCo, in Meta-World's tasks, behind the `Robot` protocol.
 
-What runs the simulation is another process (`mmsdk.apps.web.arena`); here is what is known of it: the newest picture and state, and a way
-to send the next command. The policy is Meta-World's own script of each task, which reads the simulation's state: no policy that sees ships
-with mmsdk yet, and the page says so. 20 commands a second are one simulated step each, and a step is an 80th of a second: a quarter of
-real speed.
+What runs the simulation is another process (`mmsdk.apps.web.arena`); here is what is known of it: the newest pictures and state, and a way
+to send the next command. Two policies can drive it: the one that ships (`mmsdk.vla.default`), which sees what its two cameras show and is
+told in words, and Meta-World's own script of each task, which reads the simulation's state. 20 commands a second are one simulated step
+each, and a step is an 80th of a second: a quarter of real speed.
 """
 
-import importlib.util
 import os
 import pickle
 import subprocess
@@ -28,23 +27,14 @@ from mmsdk.apps.train_mini.needs import osmesa, screenless
 from mmsdk.apps.web.orders import Planned, Seen
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.types import Image
-from mmsdk.vla.contract import Camera, Command, Contract, Feature, Timing
+from mmsdk.vla.contract import Contract
+from mmsdk.vla.envs import metaworld
+from mmsdk.vla.envs.metaworld import CAMERAS, RATE, STEP, TASKS, sawyer
 from mmsdk.vla.types import ActionChunk, Observation, Request, Stamp
 
-__all__ = ["RATE", "TASKS", "Arm", "ArmScene", "Expert", "arm_contract", "missing"]
+__all__ = ["Arm", "ArmScene", "Expert", "missing"]
 
-TASKS = {
-    "pick-place": "bring the puck to the target",
-    "drawer-open": "open the drawer",
-    "door-open": "open the door",
-    "button-press-topdown": "press the button",
-    "window-open": "open the window",
-    "peg-insert-side": "insert the peg into the hole",
-}
-"""Tasks of Meta-World by its own names, as instructions."""
-RATE = 20  # commands a second
-SIZE = 320  # pixels of the picture's sides
-STEP = 0.01  # metres that the hand goes in one step, at most
+SIZE = 320  # pixels of the page's picture
 ANSWER = 10.0  # seconds that a plan is waited for
 SEEN = 64  # observations whose steps are known
 
@@ -54,32 +44,14 @@ class ArmScene:
     """What the page shows of the simulation beside its numbers."""
 
     pixels: UInt8[np.ndarray, "h w 3"]
-    task: str
     step: int
 
 
 def missing() -> str:
     """What the simulation lacks here, and the fix; "" where it lacks nothing."""
-    if any(importlib.util.find_spec(package) is None for package in ("metaworld", "mujoco", "gymnasium")):
-        return "pip install 'mmsdk[robots]'"
+    if lacks := metaworld.missing():
+        return lacks
     return "" if os.environ.get("MUJOCO_GL") or osmesa() else "apt install libosmesa6"
-
-
-def arm_contract() -> Contract:
-    """Steps of the hand in metres along three axes, and the fingers; the hand's range is wider than the simulation's own by the lag."""
-    hand = Feature("hand", "position", 3, "m", (-0.6, 0.3, -0.1), (0.6, 1.1, 0.6))
-    fingers = Feature("fingers", "gripper", 1, "fraction", (0.0,), (1.0,), opened=1.0, closed=0.0)
-    way = Feature("step", "position", 3, "m", (-STEP,) * 3, (STEP,) * 3)
-    grip = Feature("grip", "gripper", 1, "one", (-1.0,), (1.0,), opened=-1.0, closed=1.0)
-    commands = (
-        Command(way, "position", "step", "hand", speed=STEP * RATE, acceleration=2.0, jerk=60.0, lag=0.08),
-        Command(grip, "position", "absolute", "fingers"),
-    )
-    # the picture stands still while the hand waits for its fingers
-    timing = Timing(stale=0.5, frozen=60.0)
-    return Contract(
-        "Sawyer arm of Meta-World", float(RATE), (Camera("scene", SIZE, SIZE, "rgb", "chw"),), (hand, fingers), commands, timing=timing
-    )
 
 
 class Arm:
@@ -91,11 +63,12 @@ class Arm:
         """Raises InputError for a task that is not known."""
         if task not in TASKS:
             raise InputError(f"there is no {task!r}; there is {', '.join(TASKS)}", item="task")
-        self._task, self._contract = task, arm_contract()
+        self._task, self._contract = task, sawyer()
         command = [sys.executable, "-m", "mmsdk.apps.web.arena", task, str(seed), str(SIZE)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=screenless())
         self._lock = Lock()
         self._newest: Seen | None = None
+        self._observed: Observation | None = None
         self._steps: deque[tuple[float, int]] = deque(maxlen=SEEN)
         self._waiting: list[tuple[Any, ...]] = []
         self._free, self._ended, self._episode = False, False, 1
@@ -126,13 +99,13 @@ class Arm:
     def scene(self) -> ArmScene:
         """What there is to be seen. Only once something was observed."""
         assert self._newest is not None, "something was observed"
-        return ArmScene(self._newest.pixels, TASKS[self._task], self._newest.step)
+        return ArmScene(self._newest.pixels, self._newest.step)
 
     def begin(self) -> None:
         """The next episode: things lie elsewhere. What comes of orders given before is not looked at any more."""
         with self._lock:
             self._episode += 1
-            self._newest = None
+            self._newest = self._observed = None
             # a plan that somebody waits for is still made
             self._waiting = [order for order in self._waiting if order[0] == "plan"]
             self._order("begin")
@@ -142,14 +115,13 @@ class Arm:
         with self._lock:
             if self._ended:
                 raise ModelError(f"the simulation ended: {''.join(self._words) or 'it said nothing'}")
-            seen = self._newest
-            if seen is not None and self._free and time.monotonic() - seen.captured > 1.5 / RATE:
+            newest, observed = self._newest, self._observed
+            if newest is not None and self._free and time.monotonic() - newest.captured > 1.5 / RATE:
                 # while nothing is sent, as before the first command, nothing else would show that it still stands there
                 self._order("look")
-        if seen is None:
+        if observed is None:
             raise InputError("nothing was seen yet", item="arm")
-        image = Image(torch.from_numpy(seen.pixels.copy()).permute(2, 0, 1).contiguous(), "scene")
-        return Observation({"scene": image}, torch.from_numpy(seen.hand), TASKS[self._task], Stamp(seen.captured))
+        return observed
 
     def apply(self, action: Float[Tensor, " a"]) -> None:
         """See `Robot`: one step of the simulation. One that it has not begun yet is replaced: a slow machine goes slower, and not late."""
@@ -228,7 +200,10 @@ class Arm:
                 self._plans.put(came)
         elif came.episode == self._episode:
             self._newest = came
-            self._steps.append((came.captured, came.step))
+            if came.views is not None:
+                images = {name: Image(pixels, name) for name, pixels in zip(CAMERAS, torch.from_numpy(came.views), strict=True)}
+                self._observed = Observation(images, torch.from_numpy(came.hand), TASKS[self._task][0], Stamp(came.captured))
+                self._steps.append((came.captured, came.step))
 
     def _listen(self) -> None:
         """Keep the last line that it says of itself: why it ended, where it did."""
@@ -240,17 +215,14 @@ class Arm:
 
 @dataclass(slots=True)
 class Expert:
-    """Meta-World's script of the task as a policy, which answers after `thinking` seconds at the earliest, as a model would."""
+    """Meta-World's script of the task as a policy."""
 
     arm: Arm
-    thinking: float = 0.0
 
     def reset(self, episode: int) -> None:
         """See `Policy`: nothing is remembered."""
 
     def __call__(self, request: Request) -> ActionChunk:
         """See `Policy`."""
-        begun, stamp = time.monotonic(), request.observation.stamp
-        actions = self.arm.plan(stamp.captured)
-        time.sleep(max(0.0, self.thinking - (time.monotonic() - begun)))
-        return ActionChunk(actions, stamp, "Meta-World's script")
+        stamp = request.observation.stamp
+        return ActionChunk(self.arm.plan(stamp.captured), stamp, "Meta-World's script")

@@ -5,7 +5,6 @@ real is all around it: the control loop at 25 Hz, chunks that come late, the gat
 """
 
 import copy
-import time
 from collections import deque
 from dataclasses import dataclass
 from threading import Lock
@@ -135,17 +134,16 @@ class BeltHand:
 
 @dataclass(slots=True)
 class Script:
-    """A policy that plays the episode forward as the expert would, and answers after `thinking` seconds, as a model would."""
+    """A policy that plays the episode forward as the expert would."""
 
     robot: BeltHand
-    thinking: float = 0.0
 
     def reset(self, episode: int) -> None:
         """See `Policy`: nothing is remembered."""
 
     def __call__(self, request: Request) -> ActionChunk:
         """See `Policy`."""
-        begun, hands = time.monotonic(), self.robot.at(request.observation.stamp.captured)
+        hands = self.robot.at(request.observation.stamp.captured)
         first = expert(hands)
         # closing is not undone: only what is near already is closed on, whatever the plan foresees
         near = bool((hands.state()[:, 0] - first[:, 0]).abs() < NEAR)
@@ -156,5 +154,4 @@ class Script:
                 wish[:, 2] = -1.0
             hands.apply(wish)
             actions.append(torch.tensor([float(wish[0, 0]), float(wish[0, 1]), float(wish[0, 2] > 0)], dtype=torch.float64))
-        time.sleep(max(0.0, self.thinking - (time.monotonic() - begun)))
         return ActionChunk(torch.stack(actions), request.observation.stamp, "script")

@@ -1,6 +1,7 @@
 """One run of the demo's robot: the control loop in a thread of its own, and what a page needs to see of it, ten times a second."""
 
 import itertools
+import time
 from collections import deque
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -16,9 +17,9 @@ from mmsdk.errors import MmsdkError, ModelError
 from mmsdk.vla.accounting import LoopReport
 from mmsdk.vla.drive import Drive, Session, Settings
 from mmsdk.vla.loop import Pace, Tick
-from mmsdk.vla.types import Policy, Robot
+from mmsdk.vla.types import ActionChunk, Policy, Request, Robot
 
-__all__ = ["DEADLINE", "FUTURE", "PAST", "Plotted", "Run", "View", "World"]
+__all__ = ["DEADLINE", "FUTURE", "PAST", "Plotted", "Pondering", "Run", "View", "World"]
 
 DEADLINE = 0.5  # seconds that an answer may take
 PAUSE = 15  # ticks that an ended episode stays in sight
@@ -75,7 +76,7 @@ class View:
 
     tick: int
     rate: float
-    camera: UInt8[np.ndarray, "h w 3"]
+    cameras: tuple[UInt8[np.ndarray, "h w 3"], ...]
     scene: Scene
     instruction: str
     plots: tuple[Plotted, ...]
@@ -86,6 +87,25 @@ class View:
     ended: tuple[bool, ...]
     report: LoopReport
     stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pondering:
+    """A policy that answers after `thinking` seconds at the earliest, as a larger model would."""
+
+    policy: Policy
+    thinking: float
+
+    def reset(self, episode: int) -> None:
+        """See `Policy`."""
+        self.policy.reset(episode)
+
+    def __call__(self, request: Request) -> ActionChunk:
+        """See `Policy`."""
+        begun = time.monotonic()
+        chunk = self.policy(request)
+        time.sleep(max(0.0, self.thinking - (time.monotonic() - begun)))
+        return chunk
 
 
 class Run:
@@ -166,11 +186,10 @@ class Run:
         loop = self._drive.loop
         newest, contract = loop.freshness.newest, loop.robot.contract
         assert newest is not None, "something was observed"
-        (camera,) = contract.cameras
         return View(
             tick.number,
             contract.rate,
-            newest.images[camera.name].pixels.permute(1, 2, 0).numpy().copy(),
+            tuple(newest.images[each.name].pixels.permute(1, 2, 0).numpy().copy() for each in contract.cameras),
             self.world.scene(),
             newest.instruction,
             self._plots(),

@@ -13,9 +13,11 @@ LIMIT = 400  # steps of an episode; Meta-World's own end is at 500, and a plan l
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of an order: the picture, the hand in metres and how far the fingers are open, when, and where the episode stands."""
+    """What came of an order: the page's picture, what the policy's cameras see (none where nothing is due), the hand in metres and how far
+    the fingers are open, when, and where the episode stands."""
 
     pixels: UInt8[np.ndarray, "h w 3"]
+    views: UInt8[np.ndarray, "c 3 a a"] | None
     hand: Float[np.ndarray, "4"]
     captured: float
     episode: int

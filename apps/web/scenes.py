@@ -33,21 +33,31 @@ def drawn(view: View) -> str:
     )
     if isinstance(view.scene, BeltScene):
         return f"{_over_belt(view, view.scene)}{_plan(view)}{numbers}"
-    picture = markup.picture(PIL.Image.fromarray(view.camera), "camera", 82)
-    told = f"the camera's picture, {view.camera.shape[1]} by {view.camera.shape[0]}, simulated by MuJoCo; step {view.scene.step}"
+    picture = markup.picture(PIL.Image.fromarray(view.scene.pixels), "the scene", 82)
+    told = f"simulated by MuJoCo; step {view.scene.step}"
     return (
-        f'<div class="mm-two mm-arm"><figure class="mm-figure">{picture}<figcaption>{_ending(view.outcome)}{told}</figcaption></figure>'
+        f'<div class="mm-two mm-arm"><div><figure class="mm-figure">{picture}'
+        f"<figcaption>{_ending(view.outcome)}{told}</figcaption></figure>{_seen(view)}</div>"
         f"<div>{_latency(view)}{_plan(view)}</div></div>{numbers}"
     )
 
 
+def _seen(view: View) -> str:
+    """What the robot's own cameras show."""
+    pictures = "".join(markup.picture(PIL.Image.fromarray(pixels), "camera") for pixels in view.cameras)
+    size = f"{view.cameras[0].shape[1]} by {view.cameras[0].shape[0]}"
+    told = f"what the arm's two cameras give, {size} pixels: {html.escape(view.instruction)}"
+    return f'<figure class="mm-figure mm-eyes"><div>{pictures}</div><figcaption>{told}</figcaption></figure>'
+
+
 def _over_belt(view: View, scene: BeltScene) -> str:
+    (camera,) = view.cameras
     return (
         f'<figure class="mm-figure mm-belt">{_belt(scene, view.outcome)}'
         f"<figcaption>{_ending(view.outcome)}the belt from above; <i></i> where the camera, 0.32 s late, still shows things"
         "</figcaption></figure>"
-        f'<div class="mm-two"><figure class="mm-figure mm-camera">{markup.picture(PIL.Image.fromarray(view.camera), "camera")}'
-        f"<figcaption>what the camera gives: {view.camera.shape[1]} by {view.camera.shape[0]} pixels</figcaption></figure>"
+        f'<div class="mm-two"><figure class="mm-figure mm-camera">{markup.picture(PIL.Image.fromarray(camera), "camera")}'
+        f"<figcaption>what the camera gives: {camera.shape[1]} by {camera.shape[0]} pixels</figcaption></figure>"
         f"{_latency(view)}</div>"
     )
 

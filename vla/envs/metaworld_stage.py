@@ -1,10 +1,11 @@
 """The simulation behind `mmsdk.vla.envs.metaworld`, as a program of its own: `python -m mmsdk.vla.envs.metaworld_stage TASK`.
 
 It reads orders from stdin and writes what came of them to stdout, pickled: ("begin", seed) and ("act", action, look), each answered by a
-`Seen`. Actions are the simulation's own, from -1 to 1. `Stage` is also what demonstrations are collected on; its expert is Meta-World's own
-script of the task, which reads the simulation's state and no picture.
+`Seen`. Actions are the simulation's own, from -1 to 1. `Stage` is also what demonstrations are collected on and what the demo's page
+shows; its expert is Meta-World's own script of the task, which reads the simulation's state and no picture.
 """
 
+import copy
 import os
 import pickle
 import sys
@@ -17,6 +18,7 @@ from jaxtyping import Float, UInt8
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.policies import ENV_POLICY_MAP
 
+from mmsdk.vla.envs.metaworld_canvas import Canvas, camera
 from mmsdk.vla.envs.metaworld_orders import SIDE, Seen
 
 __all__ = ["Stage", "main"]
@@ -26,24 +28,21 @@ LIMIT = 480
 _FIXED = ((0.0, 0.68, 0.1), 1.25, 135.0, -32.0)
 _TRAVELLING = ((0.0, 0.07, -0.04), 0.62, 48.0, -38.0)
 """Where a camera looks (in metres of the room, and of the hand), from how many metres away, its azimuth and elevation in degrees."""
+_REMEMBERED = ("_prev_obs", "_last_stable_obs", "curr_path_length")
+"""What an environment keeps beside MuJoCo's own state."""
 
 
 class Stage:
-    """One task, its renderer and its expert."""
+    """One task, its cameras and its expert. `largest` is how many pixels square a picture of it may be."""
 
-    def __init__(self, task: str, side: int = SIDE) -> None:
+    def __init__(self, task: str, largest: int = SIDE) -> None:
         self._env = ALL_V3_ENVIRONMENTS[task]()
         self._expert = ENV_POLICY_MAP[task]()
         # goals are told to the expert, and drawn anew in each episode from the seed it begins with
         self._env._partially_observable = self._env._freeze_rand_vec = False
         del self._env.sawyer_observation_space
         self._env._set_task_called = self._env.seeded_rand_vec = True
-        model = self._env.model
-        # both before the GL context exists: 5 to 12 times faster
-        model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
-        self._renderer = mujoco.Renderer(model, side, side)
-        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
-            self._renderer.scene.flags[flag] = 0
+        self._canvas = Canvas(self._env.model, largest)
         self._done, self._steps = False, 0
         self.state: Float[np.ndarray, "39"] = np.zeros(39)
 
@@ -62,6 +61,11 @@ class Stage:
     def done(self) -> bool:
         """Whether the task was done at any step."""
         return self._done
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken."""
+        return self._steps
 
     def begin(self, seed: int) -> None:
         """Another episode, a pure function of the seed."""
@@ -83,10 +87,30 @@ class Stage:
             advice: np.ndarray = np.clip(self._expert.get_action(self.state), -1, 1).astype(np.float64)
         return advice
 
+    def foreseen(self, steps: int) -> Float[np.ndarray, "h 4"]:
+        """What the expert would do from now on. It plays forward in the simulation itself, which is then put back to where it was."""
+        env, kind = self._env, mujoco.mjtState.mjSTATE_INTEGRATION
+        before, state = np.empty(mujoco.mj_stateSize(env.model, kind)), self.state
+        mujoco.mj_getState(env.model, env.data, before, kind)
+        kept = {name: copy.deepcopy(getattr(env, name)) for name in _REMEMBERED}
+        actions = list[np.ndarray]()
+        for _ in range(steps):
+            actions.append(self.advice())
+            self.state = env.step(actions[-1].astype(np.float32))[0]
+        mujoco.mj_setState(env.model, env.data, before, kind)
+        mujoco.mj_forward(env.model, env.data)
+        vars(env).update(kept)
+        self.state = state
+        return np.stack(actions)
+
     def look(self) -> UInt8[np.ndarray, "c 3 h w"]:
-        """A picture of each camera."""
-        views = (_view(*_FIXED), _view(*_TRAVELLING, origin=self.state[:3]))
-        return np.stack([self._picture(view) for view in views])
+        """A picture of each of the policy's cameras."""
+        views = (camera(*_FIXED), camera(*_TRAVELLING, origin=self.state[:3]))
+        return np.stack([np.ascontiguousarray(self.picture(view, SIDE).transpose(2, 0, 1)) for view in views])
+
+    def picture(self, view: "mujoco.MjvCamera", side: int) -> UInt8[np.ndarray, "h w 3"]:
+        """What any camera sees, `side` pixels square."""
+        return self._canvas(self._env.data, view, side)
 
     def seen(self, look: bool) -> Seen:
         """What there is to be told."""
@@ -94,21 +118,8 @@ class Stage:
 
     def close(self) -> None:
         """Give the GL context back."""
-        self._renderer.close()
+        self._canvas.close()
         self._env.close()
-
-    def _picture(self, view: "mujoco.MjvCamera") -> UInt8[np.ndarray, "3 h w"]:
-        self._renderer.update_scene(self._env.data, view)
-        return np.ascontiguousarray(self._renderer.render().transpose(2, 0, 1))
-
-
-def _view(
-    at: tuple[float, float, float], distance: float, azimuth: float, elevation: float, origin: Float[np.ndarray, "3"] | None = None
-) -> "mujoco.MjvCamera":
-    view = mujoco.MjvCamera()
-    view.lookat[:] = np.array(at) if origin is None else np.array(at) + origin
-    view.distance, view.azimuth, view.elevation = distance, azimuth, elevation
-    return view
 
 
 def main(words: Sequence[str]) -> None:

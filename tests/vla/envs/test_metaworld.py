@@ -1,6 +1,8 @@
 """Meta-World behind the `Robot` protocol, in the real simulator: what is seen hangs on the seed and on what was sent, on nothing else."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -121,3 +123,37 @@ def test_a_condition_that_is_none_is_refused(name: str) -> None:
 def test_conditions_say_what_they_do() -> None:
     assert condition("tokens-25").compress == "divprune:0.25" and condition("blind").blind
     assert condition("delay-400-vjp") == Condition("delay-400-vjp", 400.0, "vjp") and condition("delay-50").mode == "anew"
+
+
+DRAWN_TWICE = """
+import sys
+import mujoco, numpy as np
+from mmsdk.vla.envs.metaworld_canvas import Canvas, camera
+
+ball = "<light pos='0 0 3'/><geom type='plane' size='1 1 1'/><geom pos='0 0 .3' size='.2' rgba='1 0 0 1'/>"
+model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{ball}</worldbody></mujoco>")
+data, view = mujoco.MjData(model), camera((0.0, 0.0, 0.2), 2.0, 100.0, -30.0)
+mujoco.mj_forward(model, data)
+if sys.argv[1] == "canvas":
+    canvas = Canvas(model, 200)
+    canvas(data, view, 200)
+    drawn = canvas(data, view, 96)
+else:
+    model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
+    renderer = mujoco.Renderer(model, 96, 96)
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        renderer.scene.flags[flag] = 0
+    renderer.update_scene(data, view)
+    drawn = renderer.render()
+sys.stdout.buffer.write(np.ascontiguousarray(drawn).tobytes())
+"""
+
+
+def test_a_picture_in_the_corner_of_a_larger_one_is_what_mujocos_renderer_draws(robot: MetaWorld) -> None:
+    """Each in a process of its own: under OSMesa only one renderer of a process draws."""
+    environment = {**os.environ, "MUJOCO_GL": os.environ.get("MUJOCO_GL", "osmesa")}
+    drawn = [
+        subprocess.run([sys.executable, "-c", DRAWN_TWICE, by], env=environment, capture_output=True, check=True, timeout=120).stdout
+        for by in ("canvas", "renderer")
+    ]
+    assert len(drawn[0]) == 96 * 96 * 3 and len(set(drawn[0])) > 20 and drawn[0] == drawn[1]
