@@ -22,6 +22,7 @@ from mmsdk.adapters import Worn
 from mmsdk.answer import Answer
 from mmsdk.answering import Stream, alone, guided, streamed
 from mmsdk.compress import Compression
+from mmsdk.doors import door
 from mmsdk.encoded import Given
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
@@ -100,6 +101,7 @@ class Chat:
     @overload
     def __call__(self, media: Given | Sequence[Given], question: str, /, *, config: GenerationConfig | None = ...) -> Answer: ...
 
+    @door
     def __call__(self, media: Given | Sequence[Given], question: str | None = None, /, *, config: GenerationConfig | None = None) -> Answer:
         """Ask the next question, about what was shown before or about further pictures and clips; `config` holds for this answer alone.
 
@@ -114,6 +116,7 @@ class Chat:
     @overload
     def stream(self, media: Given | Sequence[Given], question: str, /, *, config: GenerationConfig | None = ...) -> Stream: ...
 
+    @door
     def stream(self, media: Given | Sequence[Given], question: str | None = None, /, *, config: GenerationConfig | None = None) -> Stream:
         """The same in pieces. The turn counts once the stream has been read to its end; one that is left has never been asked.
 
@@ -121,6 +124,7 @@ class Chat:
         """
         return self._begun(self._turns, _asked(media, question), config)
 
+    @door
     def edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Answer:
         """Ask the question of a turn in other words, about what was shown with it; the turns behind it are gone.
 
@@ -128,6 +132,7 @@ class Chat:
         """
         return self.stream_edit(turn, question, config=config).answer
 
+    @door
     def stream_edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Stream:
         """The same in pieces: the turns are changed once the stream has been read to its end."""
         place = self._place(turn)

@@ -27,6 +27,7 @@ from mmsdk.compress import Compression, CompressionSpec, compression
 from mmsdk.diffusion.filming import VideoGeneration, open_maker
 from mmsdk.diffusion.world.door import World, open_world, paging
 from mmsdk.diffusion.world.memory import Paging
+from mmsdk.doors import door
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
@@ -70,6 +71,7 @@ def pipeline(
 ) -> "Pipeline": ...  # fmt: skip
 
 
+@door
 def pipeline(
     task: str = "image-text-to-text",
     model: str | os.PathLike[str] = "mini",
@@ -172,6 +174,7 @@ class Pipeline:
         adapter: AdapterSpec | Sequence[AdapterSpec] = ...,
     ) -> list[Answer | MmsdkError]: ...  # fmt: skip
 
+    @door
     def __call__(
         self,
         media: Given | Sequence[Given] | Sequence[Question],
@@ -233,6 +236,7 @@ class Pipeline:
             raise alone(answer)
         return answer
 
+    @door
     def stream(
         self,
         media: Given | Sequence[Given],
@@ -270,6 +274,7 @@ class Pipeline:
         worn = self.adapters.worn(adapter, 1)
         return streamed(self.vlm, steps, (media, question), config, self.recall, worn)
 
+    @door
     def chat(
         self,
         system: str | None = "",
@@ -286,6 +291,7 @@ class Pipeline:
         steps = self.compression if compress is None else compression(compress)
         return Chat(self.vlm, steps, self.recall, system, config, self.adapters.worn(adapter, 1))
 
+    @door
     def encode(self, source: Source, adapter: AdapterSpec = "") -> Encoded:
         """Encode a picture or a clip once, to ask about it often: what is given back stands wherever a picture may stand.
 
@@ -302,6 +308,7 @@ class Pipeline:
         (tokens,) = eye.encoder([media])
         return Encoded.of(media, tokens, eye.name)
 
+    @door
     def watch(self, by: str | Compressor = "simplecluster", *, hold: int = 1024, window: int = 8) -> Watch:
         """A clip whose frames come one after another, in bounded memory: at most `hold` tokens, chosen or merged `by` a method.
 
@@ -310,6 +317,7 @@ class Pipeline:
         """
         return Watch(self.vlm, by if isinstance(by, Compressor) else holding(by), hold, window)
 
+    @door
     def load_adapter(self, path: str | os.PathLike[str], name: str) -> None:
         """Read an adapter that PEFT saved, from a folder or "org/name" on the hub; calls then choose it by its name.
 
@@ -331,6 +339,7 @@ class Pipeline:
         vlm, adapters = self.adapters.merged(adapter, self.vlm)
         return replace(self, vlm=vlm, adapters=adapters)
 
+    @door
     def stream_session(self, kv: str | None = USUAL, *, window: int = 8, adapter: AdapterSpec = "") -> StreamSession:
         """A stream without end: frames and words are read as they come, and it can be asked at any time. See `mmsdk.stream`.
 

@@ -36,6 +36,7 @@ from mmsdk.decoder.prefill import Laid, prefill_into
 from mmsdk.decoder.quantised import precision
 from mmsdk.decoder.rope import Dynamic, LongRope
 from mmsdk.decoder.spans import Span
+from mmsdk.doors import door
 from mmsdk.encoded import Encoded, moved
 from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError
 from mmsdk.generate.config import GenerationConfig, Stop, stops
@@ -144,6 +145,7 @@ class StreamSession:
         now = self._looked(self._now, Clock(device_of(self._vlm)))
         self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | _ids(spans))
 
+    @door
     @torch.no_grad()
     def ask(
         self,

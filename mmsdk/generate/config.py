@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 
+from mmsdk.doors import doors
 from mmsdk.errors import InputError
 from mmsdk.generate.constrain import ANY, Constraint
 from mmsdk.vision.values import shown
@@ -17,6 +18,7 @@ Stop = str | Sequence[str] | None
 """Where an answer ends, as pipelines take it: before a string, before the first of several, or nowhere."""
 
 
+@doors
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """The settings of one request; each row of a batch has its own.

@@ -34,6 +34,7 @@ from mmsdk.decoder.adapted import Stack, wear
 from mmsdk.decoder.prefill import prefill_into
 from mmsdk.decoder.sight import together
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.doors import door
 from mmsdk.encoded import Given
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.generate.config import GenerationConfig
@@ -59,6 +60,7 @@ _SIGHTS = 128 * 2**20
 class Engine:
     """Requests over one pipeline's model. Not safe between threads: one calls `step`, and hands requests over to it."""
 
+    @door
     def __init__(self, pipe: Pipeline, *, rows: int = 8, chunk: int = 256, tokens: int = 0) -> None:
         """At most `rows` requests at one time, and a pool for so many `tokens` of them all: by default 1,024 each, and the model's context.
 
@@ -110,6 +112,7 @@ class Engine:
         """The share of the slots in blocks of those who speak that hold a token; 1 where there are no blocks."""
         return self._cache.utilisation if isinstance(self._cache, PagedCache) else 1.0
 
+    @door
     def submit(
         self,
         media: Given | Sequence[Given],

@@ -1,0 +1,62 @@
+"""What is told of settings that nobody knows, at every door that takes settings by name."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+from mmsdk.doors import door
+from mmsdk.errors import InputError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.models.mini.family import Mini
+from mmsdk.pipeline import Pipeline, pipeline
+from mmsdk.serve.engine import Engine
+
+DOORS: dict[str, Callable[[Pipeline], Callable[..., object]]] = {
+    "call": lambda pipe: pipe,
+    "stream": lambda pipe: pipe.stream,
+    "ask": lambda pipe: pipe.stream_session("streaming:64").ask,
+    "config": lambda pipe: GenerationConfig,
+    "replace": lambda pipe: lambda *_, **settings: dataclasses.replace(GenerationConfig(), **settings),
+}
+OTHERS: dict[str, tuple[str, str, Callable[[Pipeline], Callable[..., object]]]] = {
+    "pipeline": ("quantise", "quantize", lambda pipe: pipeline),
+    "chat": ("sytem", "system", lambda pipe: pipe.chat),
+    "said": ("configs", "config", lambda pipe: pipe.chat()),
+    "session": ("windows", "window", lambda pipe: pipe.stream_session),
+    "watch": ("held", "hold", lambda pipe: pipe.watch),
+    "engine": ("row", "rows", lambda pipe: Engine),
+    "submit": ("tenent", "tenant", lambda pipe: Engine(pipe).submit),
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_misspelt_setting_is_told_what_was_meant(small: Mini, name: str) -> None:
+    with pytest.raises(InputError, match="temprature: there is no such setting; did you mean 'temperature'\\? there is .*max_tokens"):
+        DOORS[name](Pipeline(small))("What is it?", temprature=1.0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_likewise_of_the_doors_with_settings_of_their_own(small: Mini, name: str) -> None:
+    wrong, meant, opened = OTHERS[name]
+    with pytest.raises(InputError, match=f"{wrong}: there is no such setting; did you mean '{meant}'\\?"):
+        opened(Pipeline(small))(**{wrong: 1})
+
+
+def test_what_is_near_nothing_is_told_what_there_is(small: Mini) -> None:
+    with pytest.raises(InputError, match="temperature: there is no such setting; there is config$"):
+        Pipeline(small).chat()("What is it?", temperature=1.0)  # type: ignore[call-overload]
+
+
+def test_a_function_stays_what_it_was() -> None:
+    def plain(number: int, /, factor: int = 2) -> int:
+        """Multiplies."""
+        return number * factor
+
+    opened = door(plain)
+    assert opened(3, factor=4) == 12 and opened(3) == 6
+    assert inspect.signature(opened) == inspect.signature(plain) and opened.__doc__ == plain.__doc__
+    assert "temperature" in inspect.signature(Pipeline.__call__).parameters and GenerationConfig(7).max_tokens == 7
+    with pytest.raises(TypeError, match="missing 1 required positional"):
+        opened()  # type: ignore[call-arg]
