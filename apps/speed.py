@@ -1,7 +1,8 @@
 """How fast a machine is, asked of it for a second: how many bytes it reads of its memory, and how many operations its products take.
 
 Decoding reads every weight once a token, so that memory sets its pace; reading a prompt is products of matrices. Both are measured with
-torch's own threads. A machine that does something else at the same time looks slower than it is.
+torch's own threads, in rounds, of which the fastest counts. A machine that does something else all the time looks slower than it is, so
+that its load belongs beside the numbers.
 """
 
 import math
@@ -14,9 +15,10 @@ from time import perf_counter
 
 import torch
 
-__all__ = ["BYTES", "Speed", "measured", "memory_free"]
+__all__ = ["BYTES", "Speed", "load", "measured", "memory_free"]
 
-SECONDS = 0.2  # each thing that is measured is repeated for so long
+ROUNDS = 3  # in which all things are measured, one after the other: a short disturbance spoils one of them
+SECONDS = 0.07  # each thing is repeated in a round for so long
 READ = 2**26  # numbers in float32 that are read: 256 MB, more than caches hold
 SIDE = 1024  # of the matrices that are multiplied
 
@@ -37,17 +39,24 @@ class Speed:
 
 
 def measured(device: torch.device) -> Speed:
-    """Measure a device, in about a second."""
+    """Measure a device, in about a second, of which each thing has its fastest moment."""
     wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
     numbers = torch.ones(READ, device=device)
-    memory = 4 * READ / _fastest(numbers.sum, wait)
-    del numbers
-    products = {}
+    works: dict[str, Callable[[], object]] = {"memory": numbers.sum}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.full((SIDE, SIDE), 1 / SIDE, device=device, dtype=dtype)
-        out = torch.empty_like(matrix)
-        products[str(dtype).removeprefix("torch.")] = 2 * SIDE**3 / _fastest(partial(torch.mm, matrix, matrix, out=out), wait)
-    return Speed(memory, products)
+        works[str(dtype).removeprefix("torch.")] = partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix))
+    rounds = [{name: _fastest(work, wait) for name, work in works.items()} for _ in range(ROUNDS)]
+    best = {name: min(one[name] for one in rounds) for name in works}
+    return Speed(4 * READ / best.pop("memory"), {name: 2 * SIDE**3 / seconds for name, seconds in best.items()})
+
+
+def load() -> float:
+    """How many programs ran, or waited for a core, at one time during the last minute; 0 where the system does not count them."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
 
 
 def memory_free(device: torch.device) -> int:

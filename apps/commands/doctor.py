@@ -14,7 +14,7 @@ import torch
 
 from mmsdk.apps.console import Cell, busy, line_width, table
 from mmsdk.apps.report import hardware, versions
-from mmsdk.apps.speed import BYTES, Speed, measured, memory_free
+from mmsdk.apps.speed import BYTES, Speed, load, measured, memory_free
 from mmsdk.apps.train_mini.needs import compiler, osmesa
 from mmsdk.cache import cache_folder
 from mmsdk.errors import WeightsError
@@ -43,9 +43,11 @@ MINI = 134_515_008  # weights that mini reads for each token it says
 def run(args: argparse.Namespace) -> int:
     """Print the findings; returns 1 where something that the default model needs does not work."""
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # before anything is measured, which is a load of its own
+    others = load()
     with busy("measuring"):
         speed = measured(place)
-    machine = [_python(), _torch(), _accelerator(), *_speed(place, speed), _cache(cache_folder())]
+    machine = [_python(), _torch(), _accelerator(), _load(others), *_speed(place, speed), _cache(cache_folder())]
     findings = [*machine, *_weights(), _pip(), *_programs(), *_extras()]
     if args.json:
         told = {"memory_gb_s": speed.memory / 1e9, **{f"{name}_gflop_s": rate / 1e9 for name, rate in speed.products.items()}}
@@ -77,6 +79,13 @@ def _accelerator() -> dict[str, Cell]:
     return _finding("gpu", "ok", f"{torch.cuda.get_device_name()}, {triton}; choose it with --device cuda")
 
 
+def _load(others: float) -> dict[str, Cell]:
+    """What else the machine did before it was measured."""
+    cores = os.cpu_count() or 1
+    told = "; they took part in what was measured: alone it is faster" if others > cores / 4 else ""
+    return _finding("load", "ok", f"{others:.1f} programs at one time on {cores} cores in the last minute{told}")
+
+
 def _speed(place: torch.device, speed: Speed) -> list[dict[str, Cell]]:
     """What was measured, and what follows from it."""
     dtype, free = str(resolve_dtype("auto", place)).removeprefix("torch."), memory_free(place)
@@ -86,7 +95,7 @@ def _speed(place: torch.device, speed: Speed) -> list[dict[str, Cell]]:
     return [
         _finding("speed of memory", "ok", f"{speed.memory / 1e9:.1f} GB/s are read"),
         _finding("speed of products", "ok", f"GFLOP/s: {rates}"),
-        _finding("pace", "ok", f"at most {pace}: each token reads all weights once"),
+        _finding("pace", "ok", f"at most {pace}, as memory was read just now: each token reads all weights once"),
         _finding("largest model", "ok", f"{free / 1e9:.1f} GB are free, enough for this many billion weights: {largest}"),
     ]
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import time
 
 import psutil
@@ -51,6 +52,24 @@ def test_what_is_measured_is_told_with_what_follows(capsys: pytest.CaptureFixtur
     assert detail["speed of memory"] == f"{told['speed']['memory_gb_s']:.1f} GB/s are read"
     assert f"{told['speed']['memory_gb_s']:.0f} tokens a second of a model of 1 GB" in detail["pace"]
     assert f"{torch.get_num_threads()} threads" in detail["torch"] and "bfloat16" in detail["torch"] and "int4" in detail["largest model"]
+
+
+@pytest.mark.parametrize("running", [0.1, 7.25])
+def test_a_machine_that_is_busy_is_said_to_be_faster_alone(
+    running: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (running, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    main(["doctor", "--json"])
+    told = findings(capsys)
+    assert f"{running:.1f} programs" in told["load"]["detail"] and ("alone it is faster" in told["load"]["detail"]) == (running > 1)
+    assert "as memory was read just now" in told["pace"]["detail"]
+
+
+def test_a_system_that_counts_no_load_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "getloadavg")
+    assert speed.load() == 0
 
 
 def test_a_package_of_an_extra_that_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
