@@ -32,15 +32,25 @@ __all__ = ["Compress"]
 
 FLOORS = ("identity", "random", "uniform")
 MEDIA = ("image", "clip")
-# Beside a method at a budget: what finds its own, what was trained for others, and what counts as many tokens as there were.
+# Beside a method at a budget: what finds its own, what was trained for others, what counts as many tokens as there were, and two that
+# share the work.
 MORE = {
-    "dora": ("dora-adaptive",),
+    "tome": ("tome + simplecluster", "tome + deft"),
+    "dora": ("dora-adaptive", "dora + simplecluster"),
     "braco": ("braco-trained", "braco-trained + proportional"),
     "simplecluster": ("simplecluster + proportional",),
     "deft": ("deft + proportional",),
 }
-# Each leaves a tenth of a clip's tokens. The last three leave the encoder less to do as well.
-ENDS = (("simplecluster:0.1",), ("deft:0.1",), ("tome:0.1",), ("dora:0.1",), ("dora:0.4", "simplecluster:0.25"))
+# Each leaves a tenth of a clip's tokens. All but the first two leave the encoder less to do as well.
+ENDS = (
+    ("simplecluster:0.1",),
+    ("deft:0.1",),
+    ("tome:0.1",),
+    ("dora:0.1",),
+    ("tome:0.5", "simplecluster:0.2"),
+    ("tome:0.5", "deft:0.2"),
+    ("dora:0.4", "simplecluster:0.25"),
+)
 END = "end to end"
 
 _SEED = 1_000_011

@@ -1,7 +1,8 @@
 """The table of compression: a row for each method, medium, budget and batch, and for clips that go from pixels to answers."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from tqdm import tqdm
@@ -10,15 +11,17 @@ from mmsdk.apps.compression.answers import right
 from mmsdk.apps.compression.asked import Asked
 from mmsdk.apps.compression.costs import Cost, cost, lost, paired, run
 from mmsdk.apps.console import Cell
-from mmsdk.compress import Compression, compression
+from mmsdk.compress import PROPORTIONAL, Compression, compression
 from mmsdk.errors import InputError, ModelError
 from mmsdk.models.types import VLM
 from mmsdk.stages import Question
 from mmsdk.tokencomp.coder import read_coder
 
-__all__ = ["RETENTIONS", "completed", "end_rows", "method_rows", "stage_of"]
+__all__ = ["CHAINS", "RETENTIONS", "completed", "end_rows", "method_rows", "stage_of"]
 
 RETENTIONS = (0.5, 0.25, 0.1, 0.05, 0.01)
+# What the first of two methods leaves inside the encoder; the other, behind it, leaves what is asked for of all tokens.
+CHAINS: Mapping[str, float] = MappingProxyType({"tome + simplecluster": 0.5, "dora + simplecluster": 0.4, "tome + deft": 0.5})
 
 _BATCHES = (4, 1)
 _STAGES = ("encode", "compress", "prefill", "decode")
@@ -28,17 +31,17 @@ _TOGETHER, _COMPARED, _SAID = 4, 12, 16
 def method_rows(vlm: VLM, name: str, media: str, asked: Sequence[Asked], tokens: int, repeats: int) -> Iterator[dict[str, Cell]]:
     """The rows of one method on pictures or on clips; what it is not made for is left out, with the reason on the screen.
 
-    `name` is "identity", a method, "dora-adaptive", which finds its own budget, "braco-trained", at what its coder was trained for, or any
-    of these but the first with " + proportional" behind it.
+    `name` is "identity", a method, one of `CHAINS`, "dora-adaptive", which finds its own budget, "braco-trained", at what its coder was
+    trained for, or any of these but the first with " + proportional" behind it.
     """
-    base, _, more = name.partition(" + ")
-    for share, text in _specs(base, media):
-        spec, pixels = compression([text, more] if more else text), name == "identity"
+    base, more = name.removesuffix(f" + {PROPORTIONAL}"), [PROPORTIONAL] * name.endswith(f" + {PROPORTIONAL}")
+    for share, steps in _specs(base, media):
+        spec, pixels = compression([*steps, *more]), name == "identity"
         try:
             answers = right(vlm, spec, asked, _TOGETHER)
             costs = {batch: cost(vlm, spec, asked[:batch], tokens, repeats, pixels) for batch in _BATCHES}
         except (InputError, ModelError) as error:
-            tqdm.write(f"{text} left out for {media}s: {error}", file=sys.stderr)
+            tqdm.write(f"{' + '.join(steps)} left out for {media}s: {error}", file=sys.stderr)
             continue
         loss = lost(vlm, spec, [one.encoded.tokens for one in asked[:_COMPARED]])
         for batch, one in costs.items():
@@ -75,16 +78,19 @@ def stage_of(spec: Compression) -> str:
     return "+".join(name for name, steps in parts if steps) or "projector"
 
 
-def _specs(name: str, media: str) -> list[tuple[float | None, str]]:
-    """What a name stands for: the share of tokens that is asked for, where one is, and how it is asked for."""
+def _specs(name: str, media: str) -> list[tuple[float | None, list[str]]]:
+    """What a name stands for: the share of tokens that is asked for, where one is, and the steps by which it is asked for."""
     if name == "identity":
-        return [(1.0, name)]
+        return [(1.0, [name])]
     if name == "dora-adaptive":
-        return [(None, "dora")]
+        return [(None, ["dora"])]
     if name == "braco-trained":
         counts = sorted((count for kind, count in read_coder("mini", torch.device("cpu")).sets if kind == media), reverse=True)
-        return [(None, f"braco:{count},coder=mini") for count in counts]
-    return [(share, f"{name}:{share}") for share in RETENTIONS]
+        return [(None, [f"braco:{count},coder=mini"]) for count in counts]
+    if name in CHAINS:
+        (inner, outer), first = name.split(" + "), CHAINS[name]
+        return [(share, [f"{inner}:{first}", f"{outer}:{share / first:g}"]) for share in RETENTIONS if share < first]
+    return [(share, [f"{name}:{share}"]) for share in RETENTIONS]
 
 
 def _row(

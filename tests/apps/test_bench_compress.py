@@ -32,6 +32,9 @@ def test_rows_of_methods_and_of_whole_answers(
     # of sixteen patches two blocks of this encoder leave four
     assert {row["retention"] for row in rows if row["method"] == "tome" and row["media"] == "image"} == {0.5, 0.25}
     assert "tome:0.1 left out for images" in capsys.readouterr().err
+    chained = [row for row in rows if row["method"] == "tome + simplecluster" and row["batch"] == 4]
+    assert {row["stage"] for row in chained} == {"encoder+projector"} and {row["media"] for row in chained} == {"image"}
+    assert [row["retention"] for row in chained] == [0.25, 0.1, 0.05, 0.01]
     ends = {row["method"]: row for row in rows if row["media"] == "clip of 4 frames"}
     assert set(ends) == {"identity", "simplecluster", "deft"} and ends["identity"]["speedup"] == 1.0
     assert plot.read_text(encoding="utf-8").startswith("<svg")

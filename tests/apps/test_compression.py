@@ -13,7 +13,7 @@ from mmsdk.apps.compression.answers import right
 from mmsdk.apps.compression.asked import Asked, asked_about
 from mmsdk.apps.compression.costs import cost, long_clips, lost, paired
 from mmsdk.apps.compression.plot import drawn
-from mmsdk.apps.compression.table import completed, stage_of
+from mmsdk.apps.compression.table import CHAINS, RETENTIONS, completed, stage_of
 from mmsdk.apps.console import Cell
 from mmsdk.apps.train_mini.features import draw
 from mmsdk.apps.train_mini.scenes import Artist
@@ -23,6 +23,7 @@ from mmsdk.encoded import Encoded
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.words import asked as worded
 from mmsdk.stages import Clock, prepare
+from mmsdk.tokencomp.budget import Budget
 from mmsdk.vision.types import Image, Media, Video
 
 QUESTIONS = ("What is it ?", "Which colour has the thing on the left ?", "Is there a dog ?")
@@ -168,6 +169,16 @@ def test_stages_are_told_from_the_encoder_on() -> None:
     for steps, stage in wanted:
         assert stage_of(compression(steps)) == stage
     assert stage_of(Compression()) == "projector"
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("n", [256, 512])
+def test_two_methods_leave_what_one_would(name: str, n: int) -> None:
+    """Of mini's pictures and clips, to the token, so that a chain stands beside its parts in one column."""
+    first = CHAINS[name]
+    for share in RETENTIONS:
+        if share < first:
+            assert Budget.of(share / first, Budget.of(first, n).count).count == Budget.of(share, n).count
 
 
 def test_a_drawing_shows_each_method_in_every_panel() -> None:
