@@ -69,7 +69,7 @@ def _split(words: list[str]) -> tuple[list[str], str]:
         raise InputError(f"no picture or clip was named; {USAGE}", item=question)
     for path in paths:
         if not path.lower().startswith(("data:", "file:", "http:", "https:")) and not os.path.exists(path):
-            raise InputError(f"there is no such file; the question comes last, as one word in quotes: {USAGE}", item=path)
+            raise InputError(f"there is no such file; the question comes last, as one word in quotes; {USAGE}", item=path)
     return paths, question
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from mmsdk.apps.serve.refusal import RefusedError
+from mmsdk.plugins import near
 
 __all__ = [
     "Address",
@@ -175,7 +176,14 @@ def parsed(body: bytes) -> ChatRequest:
         # of a union each kind tells what it lacks: the one that was got furthest into is the one that was meant
         first = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
         place = _place(first["loc"], value)
-        raise RefusedError(400, f"{place}: {first['msg']}", first["type"], place) from None
+        told = _unknown(first["loc"]) if first["type"] == "extra_forbidden" else first["msg"]
+        raise RefusedError(400, f"{place}: {told}", first["type"], place) from None
+
+
+def _unknown(steps: Sequence[int | str]) -> str:
+    """What is said of a field that is not known; of the request's own, with what is near."""
+    close = near(str(steps[0]), [*ChatRequest.model_fields, *ABSENT]) if len(steps) == 1 else ""
+    return f"there is no such field; {close or 'leave it out'}".strip()
 
 
 def _check_asks_nothing(name: str, value: object) -> None:

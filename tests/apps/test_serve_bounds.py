@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from mmsdk.apps.serve import server as serving
+from mmsdk.apps.serve.refusal import RefusedError
 from mmsdk.apps.serve.service import Service
 from mmsdk.apps.serve.settings import Settings
+from mmsdk.apps.serve.wire import parsed
 from mmsdk.compress import compression
 from mmsdk.errors import InputError
 from mmsdk.models.mini.family import Mini
@@ -164,6 +166,20 @@ def test_what_is_wrong_with_a_request_is_told_by_name(server: Any, change: dict[
     told, error = server.raw(json.dumps(GOOD | change).encode())
     assert (told, error["param"]) == (status, param), error
     assert error["type"] == "invalid_request_error" and error["code"] and error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tempreature": 1}, "tempreature: there is no such field; did you mean 'temperature'?"),
+        ({"xyzzy": 1}, "xyzzy: there is no such field; leave it out"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage: there is no such field; leave it out"),
+    ],
+)
+def test_a_field_that_nobody_knows_is_told_what_is_near(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        parsed(json.dumps(GOOD | change).encode())
+    assert str(refused.value) == told
 
 
 def test_what_asks_for_nothing_is_taken(server: Any) -> None:
