@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmsdk.answer import Answer
 from mmsdk.errors import InputError
-from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.config import EarlyStopping, GenerationConfig
 from mmsdk.generate.constrain import Constraint
 from mmsdk.generate.logprobs import Likely, Said
 from mmsdk.models.types import Tokenizer
@@ -16,6 +16,9 @@ from mmsdk.vision.intake import ANIMATED, check
 from mmsdk.vision.values import cause
 
 __all__ = ["Form", "as_json", "check_shown", "config_of", "form_of", "tell_notes"]
+
+
+_EARLY: dict[str, EarlyStopping] = {"no": False, "yes": True, "never": "never"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,14 @@ def config_of(args: argparse.Namespace, form: Form) -> GenerationConfig:
         max_time=args.max_time,
         logprobs=args.logprobs,
         constraint=form.constraint,
+        num_beams=args.num_beams,
+        length_penalty=args.length_penalty,
+        early_stopping=_EARLY[args.early_stopping],
     )
 
 
 def as_json(answer: Answer, model: str, tokenizer: Tokenizer) -> dict[str, object]:
-    """An answer as one object; `logprobs` is there where they were asked for."""
+    """An answer as one object; `logprobs` is there where they were asked for, `score` where beams were."""
     told: dict[str, object] = {
         "text": str(answer),
         "model": model,
@@ -71,6 +77,8 @@ def as_json(answer: Answer, model: str, tokenizer: Tokenizer) -> dict[str, objec
         "seed": answer.seed,
         "finish": answer.finish,
     }
+    if answer.score:
+        told["score"] = answer.score
     if answer.logprobs:
         told["logprobs"] = [{**_likely(one, tokenizer), "top": [_likely(other, tokenizer) for other in one.top]} for one in answer.logprobs]
     return told

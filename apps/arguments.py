@@ -118,6 +118,15 @@ SAMPLING = (
     Flag("--frequency-penalty", "P", "from -2 to 2, taken from the score of what was said, as often as it was", float, 0.0),
     Flag("--max-time", "S", "end the answer after so many seconds", float, math.inf),
     Flag("--logprobs", "K", "with --json, how likely each token was, and the K likeliest in its place; 0 for none", int, 0),
+    Flag("--num-beams", "K", "search for the likeliest whole answer among so many beginnings; 1 for the likeliest token each time", int, 1),
+    Flag("--length-penalty", "P", "with beams, the power of its length that an answer's score is divided by", float, 1.0),
+    Flag(
+        "--early-stopping",
+        "WHEN",
+        "with beams: yes ends with as many answers as beams, no when a better one is unlikely, never when there can be none",
+        default="no",
+        said=("no", "yes", "never"),
+    ),
 )
 """How answers are drawn; see `mmsdk.generate.config.GenerationConfig`."""
 FORMS = (

@@ -71,10 +71,11 @@ class Answer(str):
 
     `.finish` is "length" at `max_tokens` and "time" at `max_time`. `.logprobs` has an entry for every token that was generated, those of a
     stop string among them, where they were asked for. `.precision` is the dtype that the language model computed in, behind how its
-    matrices are stored: "bfloat16", "int4/bfloat16".
+    matrices are stored: "bfloat16", "int4/bfloat16". `.score` is what an answer of `num_beams` was chosen by (`mmsdk.generate.beams`), 0 of
+    any other.
     """
 
-    __slots__ = ("finish", "ids", "logprobs", "precision", "seed", "sights", "timings", "tokens")
+    __slots__ = ("finish", "ids", "logprobs", "precision", "score", "seed", "sights", "timings", "tokens")
 
     tokens: Tokens
     timings: Timings
@@ -84,6 +85,7 @@ class Answer(str):
     precision: str
     logprobs: tuple[Said, ...]
     ids: tuple[int, ...]
+    score: float
 
     def __new__(
         cls,
@@ -96,6 +98,7 @@ class Answer(str):
         precision: str = "",
         logprobs: tuple[Said, ...] = (),
         ids: tuple[int, ...] = (),
+        score: float = 0.0,
     ) -> "Answer":
         answer = super().__new__(cls, text)
         answer.tokens = tokens or Tokens()
@@ -106,10 +109,11 @@ class Answer(str):
         answer.precision = precision
         answer.logprobs = logprobs
         answer.ids = ids
+        answer.score = score
         return answer
 
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]  # str promises (str,), copies need the rest too
-        told = self.tokens, self.timings, self.seed, self.finish, self.sights, self.precision, self.logprobs, self.ids
+        told = self.tokens, self.timings, self.seed, self.finish, self.sights, self.precision, self.logprobs, self.ids, self.score
         return str(self), *told
 
     @property

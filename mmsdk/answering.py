@@ -11,6 +11,7 @@ from mmsdk.compress import Compression
 from mmsdk.decoder.quantised import precision
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, MmsdkError
+from mmsdk.generate.beams import search
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.constrain import Guide, guide_of
 from mmsdk.generate.loop import Generated, Step, collect, generate
@@ -26,10 +27,10 @@ def answered(
 ) -> dict[int, Answer | MmsdkError]:
     """Answers and errors of rows that run together, by their place in the whole batch, which they are counted in from `first`."""
     clock = Clock(device_of(vlm))
-    ready = prepare(vlm, compression, items, config.max_tokens, clock, first, recall, worn=worn)
+    ready = prepare(vlm, compression, items, config.max_tokens, clock, first, recall, config.num_beams, worn)
     rows, speaker = list(ready.rows.values()), worn.decoder(vlm.decoder, list(ready.rows))
     with clock.stage("decode"):
-        texts = [] if ready.context is None else collect(_steps(vlm, speaker, rows, ready.context, [config] * len(rows), clock), len(rows))
+        texts = [] if ready.context is None else _said(vlm, speaker, rows, ready.context, [config] * len(rows), clock)
     answers = {i: _answer(vlm, row, text, config, clock) for (i, row), text in zip(ready.rows.items(), texts, strict=True)}
     answers = {i: one.at(i) if isinstance(one, InputError) else one for i, one in answers.items()}
     return {**ready.errors, **answers}
@@ -38,11 +39,14 @@ def answered(
 def sampled(
     vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, worn: Worn, n: int, together: int
 ) -> list[Answer]:
-    """So many answers to one question, whose prompt is read once; those with the seeds `seed`, `seed` + 1, ...
+    """So many answers to one question, whose prompt is read once; those with the seeds `seed`, `seed` + 1, ..., or the best of its beams.
 
-    At most `together` of them are said at one time. Raises what is wrong with the question, and ModelError where scores are not finite.
+    At most `together` of them are said at one time, but for beams, which go together. Raises what is wrong with the question, InputError
+    for more answers than beams, and ModelError where scores are not finite.
     """
     clock = Clock(device_of(vlm))
+    if config.num_beams > 1:
+        return _best(vlm, compression, question, config, recall, worn, n, clock)
     configs = [dataclasses.replace(config, seed=int(config.seed) + place) for place in range(n)]
     row, context = _single(vlm, compression, question, config, recall, worn, clock, min(n, together))
     texts = list[Generated]()
@@ -52,8 +56,20 @@ def sampled(
             rows = torch.zeros(len(part), dtype=torch.int64, device=context.hidden.device)
             copies = Context(context.hidden[rows], context.cache.select(rows))
             speaker = worn.decoder(vlm.decoder, [0] * len(part))
-            texts += collect(_steps(vlm, speaker, [row] * len(part), copies, part, clock), len(part))
+            texts += _said(vlm, speaker, [row] * len(part), copies, part, clock)
     return [_sound(_answer(vlm, row, *one, clock)) for one in zip(texts, configs, strict=True)]
+
+
+def _best(
+    vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, worn: Worn, n: int, clock: Clock
+) -> list[Answer]:
+    """The best answers of a search, fewer than `n` where there are no more."""
+    if n > config.num_beams:
+        raise InputError(f"it is {n}, but {config.num_beams} beams give at most as many answers; set num_beams to {n}", item="n")
+    row, context = _single(vlm, compression, question, config, recall, worn, clock)
+    with clock.stage("decode"):
+        (found,) = _searched(vlm, worn.decoder(vlm.decoder, [0]), [row], context, [config], clock)
+    return [_sound(_answer(vlm, row, one, config, clock)) for one in found[:n]]
 
 
 def streamed(vlm: VLM, compression: Compression, question: Question, config: GenerationConfig, recall: Recall, worn: Worn) -> "Stream":
@@ -113,7 +129,7 @@ def _single(
     copies: int = 1,
 ) -> tuple[Row, Context]:
     """One question up to its first token. Raises what is wrong with it."""
-    ready = prepare(vlm, compression, [question], config.max_tokens, clock, recall=recall, copies=copies, worn=worn)
+    ready = prepare(vlm, compression, [question], config.max_tokens, clock, 0, recall, max(copies, config.num_beams), worn)
     for error in ready.errors.values():
         raise alone(error)
     (row,) = ready.rows.values()
@@ -128,7 +144,31 @@ def _steps(
     return generate(speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began, guides)
 
 
+def _searched(
+    vlm: VLM, speaker: Decoder, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock
+) -> list[tuple[Generated, ...]]:
+    words, guides = [row.words for row in rows], [guided(vlm, config) for config in configs]
+    return search(speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began, guides)
+
+
+def _said(
+    vlm: VLM, speaker: Decoder, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock
+) -> list[Generated]:
+    """The whole of every row: the best of its beams, where a row has any."""
+    if any(config.num_beams > 1 for config in configs):
+        return [found[0] for found in _searched(vlm, speaker, rows, context, configs, clock)]
+    return collect(_steps(vlm, speaker, rows, context, configs, clock), len(rows))
+
+
 def _pieces(vlm: VLM, speaker: Decoder, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
+    if config.num_beams > 1:
+        with clock.stage("decode"):
+            (found,) = _said(vlm, speaker, [row], context, [config], clock)
+        answer = _sound(_answer(vlm, row, found, config, clock))
+        # which beginning is the best is not known before the end
+        if answer:
+            yield str(answer)
+        return answer
     said: list[Step] = []
     steps = _steps(vlm, speaker, [row], context, [config], clock)
     begun = False
@@ -152,7 +192,8 @@ def _answer(vlm: VLM, row: Row, text: Generated, config: GenerationConfig, clock
         return text.finish
     counts = Tokens(row.visual, row.kept, len(row.embeddings), len(text.ids), row.recalled)
     kind = precision(vlm.decoder)
-    return Answer(text.text.lstrip(), counts, clock.timings, int(config.seed), text.finish, row.sights, kind, text.logprobs, text.ids)
+    told = text.finish, row.sights, kind, text.logprobs, text.ids, text.score
+    return Answer(text.text.lstrip(), counts, clock.timings, int(config.seed), *told)
 
 
 def _sound(answer: Answer | MmsdkError) -> Answer:

@@ -31,7 +31,7 @@ from mmsdk.doors import door
 from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
-from mmsdk.generate.config import GenerationConfig, Stop, stops
+from mmsdk.generate.config import EarlyStopping, GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
@@ -152,7 +152,8 @@ class Pipeline:
         self, media: Given | Sequence[Given], question: str, *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: Stop = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
-        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
+        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., num_beams: int = ...,
+        length_penalty: float = ..., early_stopping: EarlyStopping = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec = ...,
     ) -> Answer: ...  # fmt: skip
 
@@ -161,7 +162,8 @@ class Pipeline:
         self, media: Given | Sequence[Given], question: str, *, n: int, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: Stop = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
-        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
+        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., num_beams: int = ...,
+        length_penalty: float = ..., early_stopping: EarlyStopping = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec = ...,
     ) -> list[Answer]: ...  # fmt: skip
 
@@ -170,7 +172,8 @@ class Pipeline:
         self, media: Sequence[Question], *, max_tokens: int = ..., temperature: float = ..., top_k: int = ...,
         top_p: float = ..., min_p: float = ..., seed: int = ..., stop: Stop = ..., repetition_penalty: float = ...,
         presence_penalty: float = ..., frequency_penalty: float = ..., max_time: float = ..., logprobs: int = ...,
-        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., compress: CompressionSpec | None = ...,
+        schema: Schema | None = ..., regex: str | None = ..., choice: Sequence[str] | None = ..., num_beams: int = ...,
+        length_penalty: float = ..., early_stopping: EarlyStopping = ..., compress: CompressionSpec | None = ...,
         adapter: AdapterSpec | Sequence[AdapterSpec] = ...,
     ) -> list[Answer | MmsdkError]: ...  # fmt: skip
 
@@ -202,6 +205,9 @@ class Pipeline:
         """Answer one question about an image, a clip or several of them, or a list of (media, question) pairs as one batch.
 
         A list or tuple of media is several inputs of one question (a clip given as frames goes in as `Frames` or a `Video`); none at all
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
         is a question without sight. In a batch, an item that cannot be answered gives its error in its place, and the others are answered
         as they would be alone, to within rounding: rows that run together may be summed in another order, which can change a token where
         two of them score alike. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call. `adapter`
@@ -210,14 +216,16 @@ class Pipeline:
         The answer is JSON of a `schema`, what a `regex` matches whole, or one of `choice`, where one of these is given; it is its
         beginning where it ends by `max_tokens` or `max_time`. See `mmsdk.generate.constrain`.
 
-        `n` answers of one question come as a list, with the seeds `seed`, `seed` + 1, ...: what is asked is read once.
+        `n` answers of one question come as a list, with the seeds `seed`, `seed` + 1, ...: what is asked is read once. With
+        `num_beams` above 1 an answer is the best that so many beams find, and `n` are the best of them, each with its `.score`
+        (`mmsdk.generate.beams`).
 
         Raises InputError, and BudgetError, for a single question that cannot be answered, ModelError where its scores are not finite.
         Raises InputError before any work for settings that cannot be, and for a list in which nothing is a pair.
         """
         config = GenerationConfig(
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
-            max_time, logprobs, Constraint.of(schema, regex, choice),
+            max_time, logprobs, Constraint.of(schema, regex, choice), num_beams, length_penalty, early_stopping,
         )  # fmt: skip
         guided(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
@@ -263,11 +271,14 @@ class Pipeline:
         """The same answer in pieces, as they become certain; the pieces joined are the answer. That of several beams is one piece.
 
         Errors are raised here, at once; only scores that are not finite, and a form that cannot be followed further, end the stream later,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
         with a ModelError or an InputError where they occur.
         """
         config = GenerationConfig(
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
-            max_time, logprobs, Constraint.of(schema, regex, choice),
+            max_time, logprobs, Constraint.of(schema, regex, choice), num_beams, length_penalty, early_stopping,
         )  # fmt: skip
         guided(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
@@ -353,8 +364,10 @@ class Pipeline:
 
     def _batch(self, items: Sequence[Question], config: GenerationConfig, steps: Compression, worn: Worn) -> list[Answer | MmsdkError]:
         found: dict[int, Answer | MmsdkError] = {}
-        for first in range(0, len(items), self.batch_size):
-            found |= answered(self.vlm, steps, items[first : first + self.batch_size], config, self.recall, worn, first)
+        # beams are rows, too
+        together = max(1, self.batch_size // config.num_beams)
+        for first in range(0, len(items), together):
+            found |= answered(self.vlm, steps, items[first : first + together], config, self.recall, worn, first)
         return [found[index] for index in range(len(items))]
 
 

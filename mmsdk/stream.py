@@ -39,7 +39,8 @@ from mmsdk.decoder.spans import Span
 from mmsdk.doors import door
 from mmsdk.encoded import Encoded, moved
 from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError
-from mmsdk.generate.config import GenerationConfig, Stop, stops
+from mmsdk.generate.beams import search
+from mmsdk.generate.config import EarlyStopping, GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.generate.loop import Generated, collect, generate
 from mmsdk.kv.policy import Evictor, Reader, Storer
@@ -167,6 +168,9 @@ class StreamSession:
         schema: Schema | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
     ) -> Answer:
         """Answer from what is remembered and the frames that wait; the stream stays as it was, unless the answer is to be kept in it.
 
@@ -178,7 +182,7 @@ class StreamSession:
         """
         config = GenerationConfig(
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
-            max_time, logprobs, Constraint.of(schema, regex, choice),
+            max_time, logprobs, Constraint.of(schema, regex, choice), num_beams, length_penalty, early_stopping,
         )  # fmt: skip
         guided(self._vlm, config)
         clock = Clock(device_of(self._vlm))
@@ -203,7 +207,8 @@ class StreamSession:
             self._run(now.cache, self._words((Ids((*unread, *self._vlm.tokenizer.encode("\n"))),)))
             self._now = dataclasses.replace(now, words=now.words | frozenset(said.ids))
         counts, kind = Tokens(now.visual, now.kept, asked, len(said.ids), held), precision(self._vlm.decoder)
-        return Answer(said.text.lstrip(), counts, clock.timings, int(seed), said.finish, (), kind, said.logprobs, said.ids)
+        told = said.finish, (), kind, said.logprobs, said.ids, said.score
+        return Answer(said.text.lstrip(), counts, clock.timings, int(seed), *told)
 
     def _looked(self, now: State, clock: Clock) -> State:
         """With the frames that wait read into the cache."""
@@ -251,7 +256,8 @@ class StreamSession:
     def _said(self, now: State, hidden: Float[Tensor, "1 d"], config: GenerationConfig, began: float) -> Generated:
         vlm, guides = self._vlm, [guided(self._vlm, config)]
         words = [sorted(now.words)]
-        return collect(generate(self._speaker, hidden, now.cache, [config], vlm.tokenizer.decode, vlm.stop_ids, words, began, guides), 1)[0]
+        given = self._speaker, hidden, now.cache, [config], vlm.tokenizer.decode, vlm.stop_ids, words, began, guides
+        return search(*given)[0][0] if config.num_beams > 1 else collect(generate(*given), 1)[0]
 
 
 def _ids(spans: Sequence[Part]) -> frozenset[int]:

@@ -107,6 +107,9 @@ def _several(
         schema=form.schema,
         regex=form.regex,
         choice=form.choice,
+        num_beams=config.num_beams,
+        length_penalty=config.length_penalty,
+        early_stopping=config.early_stopping,
         adapter=worn,
     )
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -12,10 +12,17 @@ from mmsdk.errors import InputError
 from mmsdk.generate.constrain import ANY, Constraint
 from mmsdk.vision.values import shown
 
-__all__ = ["GenerationConfig", "Stop", "stops"]
+__all__ = ["EarlyStopping", "GenerationConfig", "Stop", "stops"]
 
 Stop = str | Sequence[str] | None
 """Where an answer ends, as pipelines take it: before a string, before the first of several, or nowhere."""
+
+EarlyStopping = bool | Literal["never"]
+"""When beams are enough, as in transformers; see `mmsdk.generate.beams`."""
+
+
+# The length of an answer to such a power stays within what a float holds.
+_STEEPEST = 16
 
 
 @doors
@@ -36,6 +43,10 @@ class GenerationConfig:
 
     `constraint` says what form the answer is to have; see `mmsdk.generate.constrain`.
 
+    `num_beams` above 1 searches for the likeliest whole answer among so many beginnings; then `length_penalty`, the power of its length
+    that an answer's score is divided by, and `early_stopping` count, which play no part otherwise. Beams are not drawn: the temperature
+    must be 0. See `mmsdk.generate.beams`.
+
     Raises InputError naming the setting that cannot be.
     """
 
@@ -52,6 +63,9 @@ class GenerationConfig:
     max_time: int | float = math.inf
     logprobs: int = 0
     constraint: Constraint = ANY
+    num_beams: int = 1
+    length_penalty: int | float = 1.0
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, "a whole number of at least 1")
@@ -68,6 +82,14 @@ class GenerationConfig:
         _real("max_time", self.max_time, lambda value: value > 0, "a number of seconds above 0")
         _whole("logprobs", self.logprobs, 0, "a whole number of at least 0 (0 gives none)")
         _check("constraint", self.constraint, isinstance(self.constraint, Constraint), 'a form; write Constraint.of(choice=["yes", "no"])')
+        _whole("num_beams", self.num_beams, 1, "a whole number of at least 1 (1 searches for none)")
+        told = f"a number from -{_STEEPEST} to {_STEEPEST}"
+        _real("length_penalty", self.length_penalty, lambda value: -_STEEPEST <= value <= _STEEPEST, told)
+        enough = isinstance(self.early_stopping, bool) or (isinstance(self.early_stopping, str) and self.early_stopping == "never")
+        _check("early_stopping", self.early_stopping, enough, 'True, False or "never"')
+        if self.num_beams > 1 and self.temperature > 0:
+            told = f"{self.num_beams} beams are searched for the likeliest answer, and the temperature {self.temperature} draws one"
+            raise InputError(f"{told}; set temperature 0, or num_beams 1", item="num_beams")
 
     @property
     def penalised(self) -> bool:
@@ -77,7 +99,7 @@ class GenerationConfig:
     @property
     def plain(self) -> bool:
         """Whether the likeliest token is always the one that is said."""
-        return self.temperature == 0 and not self.penalised and self.constraint.kind == "any"
+        return self.temperature == 0 and not self.penalised and self.constraint.kind == "any" and self.num_beams == 1
 
 
 def stops(stop: Stop) -> tuple[str, ...]:

@@ -93,6 +93,10 @@ class Guide(Protocol):
         """Go on by a token that was let through."""
         ...
 
+    def fork(self) -> "Guide":
+        """Another one that goes on from here by itself."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Free:
@@ -103,6 +107,10 @@ class Free:
 
     def push(self, token: int) -> None:
         """Nothing changes."""
+
+    def fork(self) -> "Free":
+        """The same: it stands nowhere."""
+        return self
 
 
 class Guided:
@@ -121,6 +129,10 @@ class Guided:
     def push(self, token: int) -> None:
         """Go on by a token that was let through."""
         self._matcher.consume_token(token)
+
+    def fork(self) -> "Guided":
+        """Another one that goes on from here by itself."""
+        return Guided(self._kind, self._matcher.deep_copy())
 
     @property
     def complete(self) -> bool:

@@ -26,7 +26,7 @@ from mmsdk.generate.sampling import Sampler
 from mmsdk.generate.text import Decode, TextStream
 from mmsdk.kv.types import KVCache
 
-__all__ = ["Finish", "Generated", "Reply", "Step", "collect", "generate"]
+__all__ = ["Finish", "Generated", "Reply", "Step", "collect", "generate", "replies"]
 
 Finish = Literal["stop", "length", "time"] | MmsdkError
 
@@ -51,13 +51,14 @@ class Step:
 class Generated:
     """The whole of one row. The tokens of a stop string are among `ids`, its characters are not in `text`.
 
-    Where `finish` is an error, the row's text is what it said before, and no answer.
+    Where `finish` is an error, the row's text is what it said before, and no answer. `score` is that of a search (`mmsdk.generate.beams`).
     """
 
     text: str
     ids: tuple[int, ...]
     finish: Finish
     logprobs: tuple[Said, ...] = ()
+    score: float = 0.0
 
 
 def generate(
@@ -79,18 +80,13 @@ def generate(
     `guides`, one a row, are those of the constraints, where there are any.
     The last token said is not in the cache yet; once half the rows of a batch have ended, the others go on in a copy of it.
     A row whose logits are not finite ends by itself, with a ModelError as its finish. Raises InputError for a wrong number of configs,
-    and for constraints without guides.
+    for constraints without guides, and for beams, which `mmsdk.generate.beams` searches.
     """
-    if len(configs) != hidden.shape[0]:
-        raise InputError(f"{len(configs)} of them for {hidden.shape[0]} rows", item="configs")
-    led = guides or [FREE] * len(configs)
-    if len(led) != len(configs) or any(
-        (guide is FREE) != (config.constraint.kind == "any") for guide, config in zip(led, configs, strict=True)
-    ):
-        raise InputError("one that fits is needed for every constraint; guide_of makes it", item="guides")
+    if any(config.num_beams > 1 for config in configs):
+        raise InputError("beams are not said one token at a time; search for them (mmsdk.generate.beams)", item="num_beams")
+    rows = replies(len(hidden), configs, decode, stop_ids, began, guides)
     logits = _scores(decoder, hidden)
     sampler = Sampler.of(configs, hidden.device, logits.shape[-1], prompts)
-    rows = [Reply(row, config, TextStream(decode, config.stop), stop_ids, began, led[row]) for row, config in enumerate(configs)]
     while True:
         ids, told = _said(logits, sampler, rows)
         for row, token, logprobs in zip(rows, ids.tolist(), told, strict=True):
@@ -168,6 +164,12 @@ class Reply:
             return self._last((token,), text + rest, "stop" if self._text.stopped else end, logprobs)
         return Step(self._number, (token,), text, None, logprobs)
 
+    def fork(self) -> "Reply":
+        """Another one that goes on from here by itself."""
+        other = Reply(self._number, self.config, self._text.fork(), self._stop_ids, guide=self.guide.fork())
+        other._until, other._count, other.finished = self._until, self._count, self.finished
+        return other
+
     def _over(self) -> Literal["length", "time"] | None:
         if self._count >= self.config.max_tokens:
             return "length"
@@ -177,6 +179,25 @@ class Reply:
         self.finished = True
         self.guide = FREE
         return Step(self._number, ids, text, finish, logprobs)
+
+
+def replies(
+    count: int,
+    configs: Sequence[GenerationConfig],
+    decode: Decode,
+    stop_ids: frozenset[int],
+    began: float = math.inf,
+    guides: Sequence[Guide] = (),
+) -> list[Reply]:
+    """The replies of so many rows at their beginnings; see `generate`. Raises InputError for a wrong number of configs or guides."""
+    if len(configs) != count:
+        raise InputError(f"{len(configs)} of them for {count} rows", item="configs")
+    led = guides or [FREE] * len(configs)
+    if len(led) != len(configs) or any(
+        (guide is FREE) != (config.constraint.kind == "any") for guide, config in zip(led, configs, strict=True)
+    ):
+        raise InputError("one that fits is needed for every constraint; guide_of makes it", item="guides")
+    return [Reply(row, config, TextStream(decode, config.stop), stop_ids, began, led[row]) for row, config in enumerate(configs)]
 
 
 def _said(logits: Float[Tensor, "b v"], sampler: Sampler, rows: Sequence[Reply]) -> tuple[Int[Tensor, " b"], list[tuple[Said, ...]]]:

@@ -50,6 +50,13 @@ class TextStream:
             self._sent = 0
         return self._release(piece)
 
+    def fork(self) -> "TextStream":
+        """Another one that goes on from here by itself."""
+        other = TextStream(self._decode, self._stops)
+        other._held, other._ids, other._read, other._sent = self._held, list(self._ids), self._read, self._sent
+        other.stopped = self.stopped
+        return other
+
     def finish(self) -> str:
         """The text that was still held, when nothing follows."""
         if self.stopped:

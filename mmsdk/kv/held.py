@@ -33,6 +33,8 @@ class HeldMemory:
         self._room = 0
 
     @property
+        # what blocks were set aside for: so many answers at one time, of so many tokens
+        self._answers = 1, 0
     def page(self) -> int:
         """Every token can be found again."""
         return 1
@@ -47,7 +49,8 @@ class HeldMemory:
     ) -> tuple[KVCache, list[int]]:
         """See `Memory`. Raises ValueError for more prompts than one."""
         (mine,) = keys
-        known = self._agreeing(mine) if max(capacities) <= self._room else 0
+        roomy = max(capacities) <= self._room and (copies == 1 or (copies <= self._answers[0] and room <= self._answers[1]))
+        known = self._agreeing(mine) if roomy else 0
         for cache in self._cache if known else ():
             known = cache.cut(known)
         if not known:
@@ -79,3 +82,4 @@ class HeldMemory:
         cache, _ = self._memory.begin(shape, wanted, [()], copies, room)
         assert isinstance(cache, DenseCache | PagedCache), "a memory of either kind gives one of these"
         return cache
+        self._answers = (sys.maxsize, sys.maxsize) if grows else (copies, room)

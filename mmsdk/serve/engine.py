@@ -222,6 +222,9 @@ class Engine:
             return None
         vlm, recall = self._pipe.vlm, replace(self._recall, tenant=job.tenant)
         try:
+            if job.config.num_beams > 1:
+                told = f"{job.config.num_beams} beams of a request change places at every token, and an engine gives each request one row"
+                raise InputError(f"{told}; ask the pipeline, or set num_beams 1", item="num_beams")
             if job.guide is FREE:
                 job.lead(guided(vlm, job.config))
             job.worn, clock = self._pipe.adapters.worn(job.adapter, 1), Clock(device_of(vlm))

@@ -105,6 +105,17 @@ def test_several_answers_and_how_likely_they_were(model: Path, photos: Path, cap
 
 
 def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams_are_told_with_their_scores_and_said_in_one_piece(model: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["ask", str(photos / "coffee.png"), "What is it?", "--model", str(model), "--dtype", "float32", "--max-tokens", "4"]
+    words += ["--num-beams", "3", "--length-penalty", "0.5"]
+    assert main([*words, "--n", "2", "--early-stopping", "never", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["answers"]
+    assert 0 > first["score"] > second["score"]
+    assert main(words) == 0 and capsys.readouterr().out.count("\n") >= 1
+    for wrong, item in (["--num-beams", "0"], "num_beams"), (["--temperature", "1"], "num_beams"), (["--n", "4"], "n: it is 4"):
+        assert main([*words, *wrong]) == 2 and item in capsys.readouterr().err
+
+
     clip = str(clips / "carphone_pristine.mp4")
     assert main(["ask", clip, "Who is it?", "--model", str(model), "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.endswith("\n")

@@ -22,6 +22,8 @@ from transformers.utils import logging
 
 from mmsdk.decoder.rope import Unscaled
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.generate.beams import search
+from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.none import NoCache
 from mmsdk.models.text import load_decoder, read_decoder
@@ -259,3 +261,24 @@ def test_smollm2_writes_the_tokens_of_transformers_on_ten_prompts(real: Real) ->
 def test_smollm2_alone_writes_what_it_writes_in_a_batch(real: Real) -> None:
     rows = [real.tokenizer.encode(prompt) for prompt in PROMPTS[:4]]
     assert greedy(real.decoder, rows, 24)[1:2] == greedy(real.decoder, rows[1:2], 24)
+
+
+def test_smollm2_finds_the_answers_of_transformers_beams_and_their_scores(real: Real) -> None:
+    """All of four beams, of two prompts in one batch; a word of those would show what changed places wrongly."""
+    rows, beams, tokens = [real.tokenizer.encode(prompt) for prompt in PROMPTS[:2]], 4, 12
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    at = torch.tensor([[-1] * (longest - len(row)) + list(range(len(row))) for row in rows])
+    out = real.model.generate(
+        ids, attention_mask=(at >= 0).long(), max_new_tokens=tokens, do_sample=False, num_beams=beams, num_return_sequences=beams,
+        eos_token_id=2, pad_token_id=2, return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    config = real.decoder.config
+    cache = DenseCache.allocate(config.layers, 2, config.kv_heads, config.head_dim, longest, torch.float32, "cpu")
+    with torch.no_grad():
+        hidden = real.decoder(real.decoder.embed(ids), at, cache)[:, -1]
+    settings = GenerationConfig(max_tokens=tokens, num_beams=beams)
+    found = search(real.decoder, hidden, cache, [settings] * 2, real.tokenizer.decode, frozenset({2}))
+    flat = [answer for row in found for answer in row]
+    assert [list(answer.ids) for answer in flat] == [[token for token in row if token != 2] for row in out.sequences[:, longest:].tolist()]
+    assert [answer.score for answer in flat] == pytest.approx(out.sequences_scores.tolist(), rel=1e-4)

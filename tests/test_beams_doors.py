@@ -1,0 +1,134 @@
+"""Beams through everything that answers: calls, batches, several answers, streams, conversations, streams without end, forms, engines."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from mmsdk.answer import Answer
+from mmsdk.chat import Chat
+from mmsdk.compress import compression
+from mmsdk.errors import InputError, MmsdkError
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.kv.memory import PagedMemory
+from mmsdk.models.mini.family import Mini
+from mmsdk.pipeline import Pipeline
+from mmsdk.recall import recalling
+from mmsdk.serve.engine import Engine
+from mmsdk.vision.types import Image
+
+LONG = "Which of all the things that can be seen there is the largest one, and which one is the smallest? " * 8
+BEAMS: dict[str, Any] = {"num_beams": 3, "max_tokens": 6}
+
+
+def picture(seed: int) -> Image:
+    generator = torch.Generator().manual_seed(seed)
+    return Image(torch.randint(0, 256, (3, 56, 56), dtype=torch.uint8, generator=generator), f"picture {seed}")
+
+
+@contextmanager
+def read(small: Mini) -> Iterator[list[tuple[int, int]]]:
+    """The rows and tokens of everything that goes through the decoder meanwhile."""
+    seen: list[tuple[int, int]] = []
+    hook = small.decoder.layers[0].register_forward_pre_hook(lambda _, given: seen.append((given[0].shape[0], given[0].shape[1])))
+    yield seen
+    hook.remove()
+
+
+@pytest.fixture(scope="module")
+def best(small: Mini) -> list[Answer]:
+    """The answers of three beams to a long question."""
+    return Pipeline(small, compression("uniform:8"))(picture(0), LONG, n=3, **BEAMS)
+
+
+@pytest.mark.parametrize("kv", ["dense", "paged", "int4", "snapkv:0.5", "tiered:0.5"])
+def test_several_answers_are_the_best_of_all_beams_and_the_prompt_is_read_once(small: Mini, best: list[Answer], kv: str) -> None:
+    pipe = Pipeline(small, compression("uniform:8"), 2, recalling(kv))
+    with read(small) as seen:
+        answers = pipe(picture(0), LONG, n=3, **BEAMS)
+    assert len({answer.ids for answer in answers}) == 3 and [one.seed for one in answers] == [0, 0, 0]
+    assert 0 > answers[0].score >= answers[1].score >= answers[2].score
+    assert sum(tokens for _, tokens in seen if tokens > 1) == answers[0].tokens.prompt > 160
+    assert max(rows for rows, _ in seen) == 3 and len([1 for _, tokens in seen if tokens == 1]) <= 5
+    if kv in ("dense", "paged"):
+        assert [answer.ids for answer in answers] == [answer.ids for answer in best]
+    one = pipe(picture(0), LONG, **BEAMS)
+    assert (one, one.ids) == (answers[0], answers[0].ids) and one.score == pytest.approx(answers[0].score, rel=1e-4)
+    if isinstance(pipe.recall.memory, PagedMemory):
+        assert pipe.recall.memory.held == 0
+        assert pipe(picture(0), LONG, **BEAMS).tokens.recalled > 100
+
+
+def test_a_batch_of_unlike_rows_and_its_errors(small: Mini) -> None:
+    """No more rows together than the pipeline runs, beams counted."""
+    pipe = Pipeline(small, batch_size=7)
+    asked = [(picture(0), "What is it?"), ("missing.png", "What?"), ([], LONG), (picture(1), "And this?")]
+    with read(small) as seen:
+        answers = pipe(asked, **BEAMS)
+    assert max(rows for rows, _ in seen) == 6
+    assert isinstance(answers[1], InputError) and answers[1].index == 1
+    for place in (0, 2, 3):
+        alone, answer = pipe(*asked[place], **BEAMS), answers[place]
+        assert isinstance(answer, Answer) and answer.ids == alone.ids and answer.score == pytest.approx(alone.score, rel=1e-4)
+
+
+def test_a_stream_is_one_piece_and_may_be_left(small: Mini) -> None:
+    pipe = Pipeline(small, recall=recalling("paged"))
+    whole, stream = pipe(picture(0), "What is it?", **BEAMS), pipe.stream(picture(0), "What is it?", **BEAMS)
+    assert list(stream) == [str(whole)] and stream.answer.ids == whole.ids and stream.answer.score == pytest.approx(whole.score)
+    left = pipe.stream(picture(0), "What is it?", **BEAMS)
+    left.close()
+    del left, stream
+    assert isinstance(pipe.recall.memory, PagedMemory) and pipe.recall.memory.held == 0
+
+
+@pytest.mark.parametrize("kv", ["dense", "paged", "int4", "h2o:0.5"])
+def test_conversations_go_on_behind_the_best_answer(small: Mini, kv: str) -> None:
+    """Turns without beams between, and more beams than a conversation began with."""
+    pipe = Pipeline(small, recall=recalling(kv))
+    chat = pipe.chat()
+    chat(picture(0), LONG, config=GenerationConfig(max_tokens=4))
+    turns = [chat("And this?", config=GenerationConfig(max_tokens=6, num_beams=beams)) for beams in (2, 5)]
+    again: Chat = pipe.chat()
+    again(picture(0), LONG, config=GenerationConfig(max_tokens=4))
+    assert again("And this?", config=GenerationConfig(max_tokens=6, num_beams=2)).ids == turns[0].ids
+    assert all(turn.score < 0 for turn in turns)
+    if kv in ("dense", "paged"):
+        assert turns[1].tokens.recalled > 150
+    assert chat("And now?", config=GenerationConfig(max_tokens=4)).score == 0
+
+
+def test_a_stream_without_end_answers_by_beams_and_keeps_what_was_said(small: Mini) -> None:
+    stream = Pipeline(small).stream_session("window:256")
+    for second in range(3):
+        stream.push(picture(second).pixels, float(second))
+    before = stream.held
+    answer = stream.ask("What is it?", **BEAMS)
+    assert answer.score < 0 and stream.held == before and stream.ask("What is it?", **BEAMS).ids == answer.ids
+    assert stream.ask("What is it?", keep=True, **BEAMS).ids == answer.ids and stream.held > before
+
+
+def test_beams_keep_to_a_form(small: Mini) -> None:
+    """Choices are counted out: the best beam is the likeliest of them, of a length that says the same."""
+    pipe = Pipeline(small, recall=recalling("paged"))
+    choices = ["a red ball", "a dog", "a dog and a ball"]
+    answers = pipe(picture(0), "What is it?", n=6, num_beams=6, max_tokens=20, choice=choices)
+    assert set(answers) <= set(choices) and len(set(answers)) > 1 and all(answer.finish == "stop" for answer in answers)
+    assert [one.score for one in answers] == sorted((one.score for one in answers), reverse=True)
+    assert pipe(picture(0), "How many?", num_beams=3, regex=r"\d{2}").isdigit()
+    with pytest.raises(InputError, match="n: it is 4"):
+        pipe(picture(0), "What is it?", n=4, num_beams=3)
+
+
+def test_an_engine_and_drawing_refuse_beams(small: Mini) -> None:
+    engine = Engine(Pipeline(small, recall=recalling("paged")))
+    wrong = engine.submit([], "What?", GenerationConfig(num_beams=2, max_tokens=4))
+    right = engine.submit([], "What?", GenerationConfig(max_tokens=4))
+    outcomes = engine.drain()
+    finish = outcomes[wrong].finish
+    assert isinstance(finish, InputError) and finish.item == "num_beams" and "pipeline" in str(finish)
+    assert not isinstance(outcomes[right].finish, MmsdkError) and engine.held == 0
+    with pytest.raises(InputError, match="num_beams"):
+        Pipeline(small)([], "What?", num_beams=2, temperature=0.5)
