@@ -199,15 +199,15 @@ class Pipeline:
         schema: Schema | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
         compress: CompressionSpec | None = None,
         adapter: AdapterSpec | Sequence[AdapterSpec] = "",
     ) -> Answer | list[Answer] | list[Answer | MmsdkError]:
         """Answer one question about an image, a clip or several of them, or a list of (media, question) pairs as one batch.
 
         A list or tuple of media is several inputs of one question (a clip given as frames goes in as `Frames` or a `Video`); none at all
-        num_beams: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: EarlyStopping = False,
         is a question without sight. In a batch, an item that cannot be answered gives its error in its place, and the others are answered
         as they would be alone, to within rounding: rows that run together may be summed in another order, which can change a token where
         two of them score alike. Settings are those of `GenerationConfig`; `compress` replaces the pipeline's own for this call. `adapter`
@@ -265,15 +265,15 @@ class Pipeline:
         schema: Schema | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
         compress: CompressionSpec | None = None,
         adapter: AdapterSpec = "",
     ) -> Stream:
         """The same answer in pieces, as they become certain; the pieces joined are the answer. That of several beams is one piece.
 
         Errors are raised here, at once; only scores that are not finite, and a form that cannot be followed further, end the stream later,
-        num_beams: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: EarlyStopping = False,
         with a ModelError or an InputError where they occur.
         """
         config = GenerationConfig(

@@ -79,7 +79,7 @@ class HeldMemory:
         # blocks are set aside ahead: for a conversation twice as long as this, which is then read anew
         wanted = list(capacities) if grows else [2 * capacity for capacity in capacities]
         self._room = sys.maxsize if grows else max(wanted)
+        self._answers = (sys.maxsize, sys.maxsize) if grows else (copies, room)
         cache, _ = self._memory.begin(shape, wanted, [()], copies, room)
         assert isinstance(cache, DenseCache | PagedCache), "a memory of either kind gives one of these"
         return cache
-        self._answers = (sys.maxsize, sys.maxsize) if grows else (copies, room)
