@@ -31,10 +31,10 @@ class HeldMemory:
         # of the tokens that the cache is known to hold, in order
         self._keys: list[bytes] = []
         self._room = 0
-
-    @property
         # what blocks were set aside for: so many answers at one time, of so many tokens
         self._answers = 1, 0
+
+    @property
     def page(self) -> int:
         """Every token can be found again."""
         return 1

@@ -104,7 +104,6 @@ def test_several_answers_and_how_likely_they_were(model: Path, photos: Path, cap
     assert all(len(one["logprobs"]) == 4 and len(one["logprobs"][0]["top"]) == 3 for one in told)
 
 
-def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_beams_are_told_with_their_scores_and_said_in_one_piece(model: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["ask", str(photos / "coffee.png"), "What is it?", "--model", str(model), "--dtype", "float32", "--max-tokens", "4"]
     words += ["--num-beams", "3", "--length-penalty", "0.5"]
@@ -116,6 +115,7 @@ def test_beams_are_told_with_their_scores_and_said_in_one_piece(model: Path, pho
         assert main([*words, *wrong]) == 2 and item in capsys.readouterr().err
 
 
+def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clip = str(clips / "carphone_pristine.mp4")
     assert main(["ask", clip, "Who is it?", "--model", str(model), "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.endswith("\n")
