@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from mmsdk.apps.train_belt.eyes import MAPS, NUMBERS
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.kv.selection import Layout, Selection
 from mmsdk.vla.envs.belt import CHUNK, PERIOD
 from mmsdk.vla.envs.fetch_sizes import ACTION, STATE
 from mmsdk.vla.heads.expert import ExpertConfig
-from mmsdk.vla.memory.block import Layout
 from mmsdk.vla.memory.dual import Ablation, MemoryConfig
 from mmsdk.vla.memory.expert import DualConfig, DualExpert
 from mmsdk.vla.memory.refine import Refiner, RefinerConfig
-from mmsdk.vla.memory.selection import Selection
 
 __all__ = ["Recipe", "Student", "words"]
 

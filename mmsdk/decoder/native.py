@@ -30,9 +30,9 @@ from mmsdk.kernels.cpu import prompt, rows
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import TILE, Matrix, wide
 from mmsdk.kernels.cpu.rounded import QUERIES, Aged
+from mmsdk.kv.attending import Attending
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.paged import PagedCache
-from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
@@ -126,7 +126,7 @@ class NativeStep:
         heads, kv_heads = attention.heads, attention.kv_heads
         qkv = native.project(made, x[:, 0], *_turns(rotation, len(x), attention.head_dim // 2))
         query, key, value = qkv.unsqueeze(2).split((heads, kv_heads, kv_heads), dim=1)
-        if isinstance(cache, PolicyCache):
+        if isinstance(cache, Attending):
             seen = cache.attend(layer, query, key, value, Asking(attention.core, masks, rotation)).contiguous()
             return native.finish(made, x[:, 0], seen.flatten(1))[:, None]
         view = cache.append(layer, key, value)

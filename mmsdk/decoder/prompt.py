@@ -13,7 +13,7 @@ from mmsdk.decoder.rope import Rotation
 from mmsdk.decoder.transformer import SelfAttention
 from mmsdk.kernels.cpu import layer as native
 from mmsdk.kernels.cpu import prompt
-from mmsdk.kv.policy_cache import PolicyCache
+from mmsdk.kv.attending import Attending
 from mmsdk.kv.types import KVCache
 
 __all__ = ["through"]
@@ -28,7 +28,7 @@ def through(
     flat = x.reshape(-1, width)
     qkv = prompt.project(made, flat, cos, sin).unflatten(0, (b, s)).transpose(1, 2)
     query, key, value = qkv.split((attention.heads, attention.kv_heads, attention.kv_heads), dim=1)
-    if isinstance(cache, PolicyCache):
+    if isinstance(cache, Attending):
         seen = cache.attend(layer, query, key, value, Asking(attention.core, masks, rotation))
     else:
         view = cache.append(layer, key, value)

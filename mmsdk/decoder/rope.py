@@ -183,6 +183,15 @@ class Rotation:
         left, right = x.chunk(2, dim=-1)
         return torch.cat((left * self.cos - right * self.sin, right * self.cos + left * self.sin), dim=-1)
 
+    @staticmethod
+    def still(like: Float[Tensor, "*n d"]) -> "Rotation":
+        """None at all, of any number of tokens: what goes through it stays as it is, to the bit."""
+        return Rotation(like.new_ones(1, 1, 1, 1), like.new_zeros(1, 1, 1, 1))
+
+    def last(self, count: int) -> "Rotation":
+        """That of the last so many tokens."""
+        return Rotation(self.cos[:, :, -count:], self.sin[:, :, -count:])
+
     def row(self, place: int) -> "Rotation":
         """That of one row."""
         here = slice(place, place + 1)

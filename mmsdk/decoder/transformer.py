@@ -30,10 +30,11 @@ from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation, Unscaled
 from mmsdk.errors import ModelError
 from mmsdk.kernels.cpu import rows
+from mmsdk.kv.attending import Attending
 from mmsdk.kv.dense import DenseCache
-from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
+from mmsdk.kv.unturned import UnturnedCache
 
 __all__ = ["Decoder", "DecoderConfig", "Express", "Layer", "LayerAttention", "NoShortcut", "SelfAttention", "Shortcut"]
 
@@ -113,7 +114,7 @@ class SelfAttention(nn.Module):
         """Attend from the new tokens to all that the cache then holds."""
         b, s, _ = x.shape
         query, key, value = self.project(x, rotation)
-        if isinstance(cache, PolicyCache):
+        if isinstance(cache, Attending):
             seen = cache.attend(layer, query, key, value, Asking(self.core, masks, rotation))
         else:
             view = cache.append(layer, key, value)
@@ -262,9 +263,12 @@ class Decoder(nn.Module):
         cache.advance(positions, layers)
         local, at, before = self.config.local, turns[0] if turns else positions, x
         mass = cache.mass if isinstance(cache, DenseCache) else ()
-        ways = [(self.rotation(at, x.dtype), Masks(positions, x.dtype, mask, reach, mass=mass))]
+        # a cache that turns keys itself, whenever it is read, gets them as they are
+        turned = self._unturned(x) if isinstance(cache, UnturnedCache) else self.rotation(at, x.dtype)
+        ways = [(turned, Masks(positions, x.dtype, mask, reach, mass=mass))]
         if local.layers:
-            ways.append((self._local_rope(at, x.dtype), Masks(positions, x.dtype, mask, reach, local.window, mass)))
+            near = turned if isinstance(cache, UnturnedCache) else self._local_rope(at, x.dtype)
+            ways.append((near, Masks(positions, x.dtype, mask, reach, local.window, mass)))
         elif x.shape[1] == 1 and mask is None and not reach and not deep and not mass:
             taken = self.express(x, ways[0][0], cache, layers)
             if taken:
@@ -278,6 +282,11 @@ class Decoder(nn.Module):
     def rotation(self, positions: Int[Tensor, "*c b s"], dtype: torch.dtype, layer: int = -1) -> Rotation:
         """What turns queries and keys to their positions, [b s] or, on each of three axes, [3 b s]; of a local layer, that layer's own."""
         return (self._local_rope if layer in self.config.local.layers else self._rope)(positions, dtype)
+
+    def _unturned(self, x: Float[Tensor, "b s d"]) -> Rotation:
+        if isinstance(self.config.attention, Latent):
+            raise ModelError("latents are not kept before their rotation, for they are not all of what is turned; choose another cache")
+        return Rotation.still(x)
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Scores of the next token, in float32. Pass only the tokens that need them: the vocabulary is the largest matrix."""

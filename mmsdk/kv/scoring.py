@@ -13,7 +13,7 @@ from mmsdk.errors import BudgetError
 from mmsdk.tokencomp.ranking import TIE, top_within
 from mmsdk.tokencomp.share import nearest
 
-__all__ = ["all_but_one", "amount_of", "checked", "chosen", "kept", "latest_first"]
+__all__ = ["all_but_one", "amount_of", "checked", "chosen", "kept", "latest_first", "relative"]
 
 
 def amount_of(text: str, asked: str) -> int | float:
@@ -52,7 +52,7 @@ def chosen(
     wanted = quota.expand(-1, q).flatten()[:, None]
     columns = torch.arange(t, device=score.device)
     if score.is_floating_point():
-        stays = top_within(_relative(score.float(), real), real.long(), torch.cat((torch.zeros_like(wanted), wanted), dim=1))
+        stays = top_within(relative(score.float(), real), real.long(), torch.cat((torch.zeros_like(wanted), wanted), dim=1))
     else:
         order = score.masked_fill(~real, torch.iinfo(score.dtype).min).argsort(dim=1, descending=True, stable=True)
         stays = real & (torch.empty_like(order).scatter_(1, order, columns.expand_as(order)) < wanted)
@@ -62,7 +62,7 @@ def chosen(
 
 def all_but_one(scores: Float[Tensor, "b q t"] | Int[Tensor, "b q t"]) -> Int[Tensor, "b q k"]:
     """The same where there is no padding and one entry of every row and head goes: k = t - 1. What every token asks for comes cheaper."""
-    score, close = (_relative(scores.float(), scores.isfinite()), TIE) if scores.is_floating_point() else (scores, 0)
+    score, close = (relative(scores.float(), scores.isfinite()), TIE) if scores.is_floating_point() else (scores, 0)
     least, last = score.topk(2, dim=-1, largest=False).values.split(1, dim=-1)
     # of those that equal the last one chosen, the latest goes
     goes = score <= torch.where(least < last - close, least, last + close)
@@ -78,6 +78,7 @@ def latest_first(scores: Float[Tensor, "b q t"], order: Int[Tensor, "b #q t"], l
     return torch.where(latest > 0, 1 + newer, scores / most * (1 - torch.finfo(scores.dtype).eps))
 
 
-def _relative(scores: Float[Tensor, "*n t"], real: Bool[Tensor, "*n t"]) -> Float[Tensor, "*n t"]:
+def relative(scores: Float[Tensor, "*n t"], real: Bool[Tensor, "*n t"]) -> Float[Tensor, "*n t"]:
+    """As shares of the largest of what is real and finite, so that a tie is a tie however large the scores are; in [-2, 2]."""
     most = scores.masked_fill(~(real & scores.isfinite()), 0).abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
     return (scores / most).clamp(-2, 2)

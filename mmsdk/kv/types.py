@@ -12,7 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Fronts", "KVCache", "LayerView", "PagedView", "View"]
+__all__ = ["Fronts", "KVCache", "LayerView", "PagedView", "View", "taken"]
+
+
+def taken(x: Float[Tensor, "b g t d"], index: Int[Tensor, "b k"]) -> Float[Tensor, "b g k d"]:
+    """These entries of each row, the same of all heads: a copy."""
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +37,8 @@ class LayerView:
 
     def picked(self, index: Int[Tensor, "b k"]) -> "LayerView":
         """These entries of each row alone: a copy."""
-        keys, values = (x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])) for x in (self.keys, self.values))
         valid = self.valid.gather(1, index)
-        return LayerView(keys, values, self.positions.gather(1, index), valid, valid.sum(1))
+        return LayerView(taken(self.keys, index), taken(self.values, index), self.positions.gather(1, index), valid, valid.sum(1))
 
 
 class Fronts:

@@ -4,7 +4,6 @@ Published (D2-VLA, arXiv 2609.34792): two fast branches; the flow loss alone, as
 are not detached, fresh visual tokens are; nothing is compressed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
+from mmsdk.kv.parts import Part, whole
 from mmsdk.stages import Context
 from mmsdk.vla.heads.flow import flow_loss
-from mmsdk.vla.memory.block import Part, whole
 from mmsdk.vla.memory.dual import MemoryConfig, laid
-from mmsdk.vla.memory.encode import encode
+from mmsdk.vla.memory.encode import encode, reading
 from mmsdk.vla.memory.expert import DualExpert
-from mmsdk.vla.memory.read import ReadCache
 from mmsdk.vla.memory.refine import Refiner
 
 __all__ = ["Branches", "branch_loss", "prefixes"]
@@ -53,19 +51,19 @@ class Branches:
 
 def prefixes(decoder: Decoder, refiner: Refiner, config: MemoryConfig, seen: Branches) -> list[Context]:
     """What the expert acts on at the anchor and at every branch, with gradients; the read ratio is not looked at."""
-    blocks, last = list[Part](), torch.empty(0)
+    blocks, anchors = list[Part](), list[Context]()
     for number in range(seen.known.shape[1]):
         known, history = seen.known[:, number, None], blocks[max(0, len(blocks) - config.slow + 1) :]
         embeddings, valid = laid(decoder, refiner.layout, seen.sight[:, number], seen.present[:, number], seen.ids, seen.said)
         encoded = encode(decoder, embeddings, valid & known, history)
-        blocks, last = [*history, whole(encoded.block)], encoded.hidden[:, -1]
-    turns, fast, anchor = [_context(blocks, decoder, last)], list[Part](), blocks[-1].block
+        blocks, anchors = [*history, whole(encoded.block)], [Context(encoded.hidden[:, -1], encoded.read)]
+    turns, fast, anchor, last = anchors, list[Part](), blocks[-1].block, anchors[0].hidden
     for number, delta in enumerate(seen.deltas, start=seen.known.shape[1]):
         if config.refine:
             since = torch.full((len(last),), delta, device=last.device)
             refined = whole(refiner(anchor, seen.sight[:, number], seen.present[:, number], since))
             fast = [*fast[max(0, len(fast) - config.fast + 1) :], refined]
-        turns.append(_context(fast, decoder, last) if config.refine else turns[0])
+        turns.append(Context(last, reading(decoder, fast)) if config.refine else turns[0])
     return turns
 
 
@@ -86,7 +84,3 @@ def branch_loss(
     ]
     weights = seen.steps.sum((0, 2)).to(losses[0].dtype)
     return (torch.stack(losses) * weights).sum() / weights.sum().clamp_min(1)
-
-
-def _context(parts: Sequence[Part], decoder: Decoder, hidden: Float[Tensor, "b d"]) -> Context:
-    return Context(hidden, ReadCache.of(parts, decoder.rotation))

@@ -20,19 +20,20 @@ from torch.nn import functional as F
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
+from mmsdk.kv.parts import Part, whole
+from mmsdk.kv.readers import BlockQueue
+from mmsdk.kv.selection import Layout, Selection
 from mmsdk.kv.slots import positions_of
 from mmsdk.stages import Context
-from mmsdk.vla.memory.block import Layout, Part, whole
-from mmsdk.vla.memory.encode import encode
-from mmsdk.vla.memory.queue import BlockQueue, Consumer
-from mmsdk.vla.memory.read import ReadCache
+from mmsdk.vla.memory.encode import encode, reading
 from mmsdk.vla.memory.refine import Refiner
 from mmsdk.vla.memory.scores import Tally
-from mmsdk.vla.memory.selection import Selection
 
-__all__ = ["Ablation", "DualMemory", "MemoryConfig", "Turn", "laid"]
+__all__ = ["Ablation", "Consumer", "DualMemory", "MemoryConfig", "Turn", "laid"]
 
 Ablation = Literal["none", "slow", "fast", "dual"]
+Consumer = Literal["prefill", "slow", "fast"]
+"""Who reads by scores of its own: the VLM's prefill and the expert's slow denoising the slow queue, its fast denoising the fast one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +122,16 @@ class DualMemory:
         queue.make_room()
         before = queue.parts("prefill", selection, self.layout)
         encoded = encode(self.decoder, embeddings, valid, before, time, observe=self._selects)
-        reading = (*queue.parts("slow", selection, self.layout), whole(encoded.block))
+        taken = (*queue.parts("slow", selection, self.layout), whole(encoded.block))
         queue.push(encoded.block)
         if self._selects:
             queue.observe("prefill", (*before, whole(encoded.block)), encoded.received, self.config.keep)
         self.fast_queue.clear()
         last = positions_of(valid).argmax(1)
         hidden = encoded.hidden[torch.arange(len(last), device=last.device), last]
-        return self._turn("slow", reading, hidden)
+        # where nothing is selected the expert reads what the VLM did, and the block itself
+        view = reading(self.decoder, taken) if self._selects else encoded.read
+        return self._turn("slow", taken, Context(hidden, view))
 
     @torch.no_grad()
     def fast(self, time: float, sight: Float[Tensor, "b n d"], present: Bool[Tensor, "b c"]) -> Turn:
@@ -143,9 +146,9 @@ class DualMemory:
         delta = min(max((time - anchor.time) / self.config.period, 0.0), 1.0)
         refined = self.refiner(anchor, sight, present, torch.full((rows,), delta, device=sight.device), time)
         self.fast_queue.make_room()
-        reading = (*self.fast_queue.parts("fast", self.config.selection, self.layout), whole(refined))
+        taken = (*self.fast_queue.parts("fast", self.config.selection, self.layout), whole(refined))
         self.fast_queue.push(refined)
-        return self._turn("fast", reading, self._turns[-1].context.hidden)
+        return self._turn("fast", taken, Context(self._turns[-1].context.hidden, reading(self.decoder, taken)))
 
     def again(self) -> Turn:
         """The last view once more. Raises InputError where there is none."""
@@ -159,8 +162,8 @@ class DualMemory:
             queue = self.slow_queue if turn.consumer == "slow" else self.fast_queue
             queue.observe(turn.consumer, turn.parts, tally.mean(), self.config.keep)
 
-    def _turn(self, consumer: Consumer, reading: tuple[Part, ...], hidden: Float[Tensor, "b d"]) -> Turn:
-        turn = Turn(Context(hidden, ReadCache.of(reading, self.decoder.rotation)), consumer, reading)
+    def _turn(self, consumer: Consumer, taken: tuple[Part, ...], context: Context) -> Turn:
+        turn = Turn(context, consumer, taken)
         self._turns = (turn,)
         return turn
 

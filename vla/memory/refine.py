@@ -24,7 +24,8 @@ from torch.nn import functional as F
 from mmsdk.attention.mask import Bias
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.errors import ModelError
-from mmsdk.vla.memory.block import Block, Layout
+from mmsdk.kv.parts import Block
+from mmsdk.kv.selection import Layout
 
 __all__ = ["Editor", "Refiner", "RefinerConfig"]
 

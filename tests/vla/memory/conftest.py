@@ -1,18 +1,29 @@
 """Tiny decoders, made by transformers and read by us, and moments that they are shown."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.utils import logging
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.kv.selection import Layout
 from mmsdk.models.text import read_decoder
 from mmsdk.vla.heads.flow import noise_of
-from mmsdk.vla.memory.block import Layout
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -30,11 +41,22 @@ FAMILIES = {
 @pytest.fixture(scope="session", params=FAMILIES)
 def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Decoder]:
     """One model twice, transformers' and ours: a tiny Llama, Qwen2, Qwen3 and a Llama whose rotations are scaled."""
-    model, generator = FAMILIES[request.param](), torch.Generator().manual_seed(0)
+    return both(FAMILIES[request.param](), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="session")
+def gemmas(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Decoder]:
+    """A tiny Gemma 3 twice: norms behind attention and feed-forward, and layers that turn by frequencies of their own."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, head_dim=8, layer_types=kinds))
+    return both(model, tmp_path_factory.mktemp("gemma3"))
+
+
+def both(model: PreTrainedModel, folder: Path) -> tuple[PreTrainedModel, Decoder]:
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) * 0.25 + ("norm" in name))
-    folder = tmp_path_factory.mktemp(request.param)
     logging.disable_progress_bar()
     model.eval().save_pretrained(folder)
     logging.enable_progress_bar()

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
+from mmsdk.kv.selection import Layout, Selection
 from mmsdk.vla.heads.expert import ExpertConfig
 from mmsdk.vla.heads.flow import noise_of
-from mmsdk.vla.memory.block import Layout
 from mmsdk.vla.memory.branches import Branches, branch_loss, prefixes
 from mmsdk.vla.memory.dual import Ablation, DualMemory, MemoryConfig
 from mmsdk.vla.memory.expert import DualConfig, DualExpert
 from mmsdk.vla.memory.refine import Refiner, RefinerConfig
-from mmsdk.vla.memory.selection import Selection
 
 Fill = Callable[[nn.Module, int], dict[str, Tensor]]
 Moment = tuple[Tensor, Tensor, Tensor, Tensor]

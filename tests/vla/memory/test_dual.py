@@ -11,19 +11,19 @@ from torch.nn import functional as F
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
+from mmsdk.kv.parts import Part, whole
+from mmsdk.kv.read import ReadCache
+from mmsdk.kv.selection import Layout, Selection
 from mmsdk.stages import Context
 from mmsdk.vla.heads.expert import ExpertConfig
 from mmsdk.vla.heads.flow import FlowNetwork, euler, noise_of
 from mmsdk.vla.heads.pi0 import Pi0, Pi0Config
 from mmsdk.vla.heads.smolvla import SmolVLA, SmolVLAConfig
-from mmsdk.vla.memory.block import Layout, Part, whole
 from mmsdk.vla.memory.dual import DualMemory, MemoryConfig, Turn, laid
 from mmsdk.vla.memory.encode import encode
 from mmsdk.vla.memory.expert import DualConfig, DualExpert, Watched
-from mmsdk.vla.memory.read import ReadCache
 from mmsdk.vla.memory.refine import Refiner, RefinerConfig
 from mmsdk.vla.memory.scores import Tally
-from mmsdk.vla.memory.selection import Selection
 
 Fill = Callable[[nn.Module, int], dict[str, Tensor]]
 Moment = tuple[Tensor, Tensor, Tensor, Tensor]

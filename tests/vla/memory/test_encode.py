@@ -10,13 +10,14 @@ from transformers import PreTrainedModel
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
+from mmsdk.kv.parts import Block, Part, whole
+from mmsdk.kv.read import ReadCache
+from mmsdk.kv.selection import Layout
 from mmsdk.kv.slots import positions_of
 from mmsdk.kv.types import KVCache
 from mmsdk.vla.heads.prefix import prefill_blocks
-from mmsdk.vla.memory.block import Block, Layout, Part, whole
 from mmsdk.vla.memory.dual import laid
-from mmsdk.vla.memory.encode import Encoded, encode
-from mmsdk.vla.memory.read import ReadCache
+from mmsdk.vla.memory.encode import Encoded, encode, reading
 
 Moment = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -75,6 +76,23 @@ def test_a_full_read_is_what_an_ordinary_cache_holds_of_one_block_causal_pass(
         seen = valid[:, None, :, None].expand_as(view.keys)
         torch.testing.assert_close(view.keys[seen], ordinary.keys[seen], atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(view.values[seen], ordinary.values[seen], atol=2e-5, rtol=1e-4)
+
+
+def test_layers_with_a_rotation_of_their_own_and_norms_behind_them(
+    gemmas: tuple[PreTrainedModel, Decoder], layout: Layout, moments: list[Moment]
+) -> None:
+    model, decoder = gemmas
+    rows = [laid(decoder, layout, *moment) for moment in moments[:3]]
+    embeddings, valid = (torch.cat(parts, dim=1) for parts in zip(*rows, strict=True))
+    blocks = one_by_one(decoder, layout, moments[:3], window=4)
+    found, expected = torch.cat([each.hidden for each in blocks], dim=1), in_one_pass(model, embeddings, valid, layout.slots)
+    torch.testing.assert_close(found[valid], expected[valid], atol=1e-4, rtol=1e-4)
+    cache = prefill_blocks(decoder, embeddings, valid, torch.arange(30) % 10 == 0).cache
+    for read in (reading(decoder, [whole(each.block) for each in blocks]), blocks[-1].read):
+        for layer in range(3):
+            seen = valid[:, None, :, None].expand_as(read.view(layer).keys)
+            torch.testing.assert_close(read.view(layer).keys[seen], cache.view(layer).keys[seen], atol=2e-5, rtol=1e-4)
+    assert decoder.config.local.layers
 
 
 def test_after_an_eviction_a_block_still_carries_what_it_read(decoder: Decoder, layout: Layout, moments: list[Moment]) -> None:

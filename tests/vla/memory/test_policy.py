@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
+from mmsdk.kv.selection import Layout
 from mmsdk.vision.types import Image
 from mmsdk.vision.vit import ViT, ViTConfig
 from mmsdk.vla.clock import SimulatedClock
@@ -18,7 +19,6 @@ from mmsdk.vla.heads.expert import ExpertConfig
 from mmsdk.vla.heads.flow import euler, noise_of
 from mmsdk.vla.heads.paligemma import PaliGemma
 from mmsdk.vla.loop import ControlLoop, Pace
-from mmsdk.vla.memory.block import Layout
 from mmsdk.vla.memory.dual import DualMemory, MemoryConfig
 from mmsdk.vla.memory.expert import DualConfig, DualExpert
 from mmsdk.vla.memory.policy import DualModel, Eyes

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
+from mmsdk.kv.parts import Block
+from mmsdk.kv.selection import Layout
 from mmsdk.vla.heads.flow import noise_of
-from mmsdk.vla.memory.block import Block, Layout
 from mmsdk.vla.memory.refine import Refiner, RefinerConfig
 
 Fill = Callable[[nn.Module, int], dict[str, Tensor]]

@@ -16,12 +16,42 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmsdk.errors import BudgetError
+from mmsdk.errors import BudgetError, InputError
+from mmsdk.kv.scoring import relative
 from mmsdk.tokencomp.ranking import top
 from mmsdk.tokencomp.share import at_least
-from mmsdk.vla.memory.block import Layout
 
-__all__ = ["Selection", "quotas"]
+__all__ = ["Layout", "Selection", "quotas"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What stands where in every block: as many slots as each camera has, camera by camera, then `words` slots of the instruction.
+
+    Published: 3 cameras of 256 and 200 words, 968 slots. Raises InputError where a camera has no slot.
+    """
+
+    cameras: tuple[int, ...] = (256, 256, 256)
+    words: int = 200
+
+    def __post_init__(self) -> None:
+        if not self.cameras or min(self.cameras) < 1 or self.words < 0:
+            raise InputError(f"cameras of {self.cameras} slots and {self.words} words; each camera has at least 1", item="layout")
+
+    @property
+    def visual(self) -> int:
+        """Slots of all cameras."""
+        return sum(self.cameras)
+
+    @property
+    def slots(self) -> int:
+        """All slots."""
+        return self.visual + self.words
+
+    def shown(self, present: Bool[Tensor, "b c"]) -> Bool[Tensor, "b n"]:
+        """Which visual slots are seen where these cameras are present."""
+        sizes = torch.tensor(self.cameras, device=present.device)
+        return present.repeat_interleave(sizes, dim=1, output_size=self.visual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +77,7 @@ class Selection:
 
     def index(self, scores: Float[Tensor, "b s"], valid: Bool[Tensor, "b s"], layout: Layout) -> Int[Tensor, "b k"]:
         """The slots to read, ascending. Invalid ones come after all valid ones of their camera, and stay invalid where they are taken."""
-        relative = scores / scores.amax(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
-        ranked = relative.masked_fill(~valid, -1)[:, : layout.visual].split(layout.cameras, dim=1)
+        ranked = relative(scores, valid).masked_fill(~valid, -1)[:, : layout.visual].split(layout.cameras, dim=1)
         first, chosen = 0, list[Tensor]()
         for camera, count in zip(ranked, quotas(layout.cameras, self.budget(layout), self.reserve), strict=True):
             chosen.append(first + top(camera, count))

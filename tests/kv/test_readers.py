@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmsdk.errors import BudgetError, InputError
-from mmsdk.vla.memory.block import Block, Layout, Part, whole
-from mmsdk.vla.memory.queue import BlockQueue
-from mmsdk.vla.memory.scores import smoothed
-from mmsdk.vla.memory.selection import Selection, quotas
+from mmsdk.kv.parts import Block, Part, whole
+from mmsdk.kv.readers import BlockQueue, smoothed
+from mmsdk.kv.selection import Layout, Selection, quotas
 
 LAYOUT = Layout(cameras=(5, 4), words=2)
 
