@@ -105,7 +105,12 @@ def pipeline(
         known = ", ".join(map(repr, TASKS))
         raise ModelError(f"the task {task!r} is not supported; there is {known}, and a model goes behind it: pipeline({TASKS[0]!r}, ...)")
     if task != TASKS[0]:
-        left = {"compress": (compress, "identity"), "batch_size": (batch_size, 16), "quantize": (quantize, "none"), "gguf_file": (gguf_file, "")}
+        left = {
+            "compress": (compress, "identity"),
+            "batch_size": (batch_size, 16),
+            "quantize": (quantize, "none"),
+            "gguf_file": (gguf_file, ""),
+        }
         return _making(task, _name(model), dtype, device, kv, progress, left)
     # what is wrong with the words is told before seconds are spent on weights
     steps, name, place = compression("identity" if compress is None else compress), _name(model), find_device(device)

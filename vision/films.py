@@ -1,5 +1,6 @@
 """Clips as files: a film (.mp4), an animation (.gif), or a sheet of all frames (.png), there as a whole or not at all."""
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.vision.types import Video
 
-__all__ = ["check_film", "save_film", "sheet"]
+__all__ = ["animated", "check_film", "save_film", "sheet"]
 
 _LEAST = 256  # rows that a film has: a smaller clip is shown larger, each pixel as a square
 _GAP, _LINE = 2, 14
@@ -37,6 +38,13 @@ def save_film(video: Video, path: Path) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def animated(video: Video) -> bytes:
+    """The clip as an animation, .gif, without end."""
+    file = io.BytesIO()
+    _gif(video, file)
+    return file.getvalue()
 
 
 def sheet(clips: Sequence[UInt8[Tensor, "t 3 h w"]], texts: Sequence[str], path: Path) -> None:
@@ -76,9 +84,9 @@ def _mp4(video: Video, path: Path) -> None:
         writer.release()
 
 
-def _gif(video: Video, path: Path) -> None:
+def _gif(video: Video, path: Path | io.BytesIO) -> None:
     first, *others = [Image.fromarray(frame) for frame in _shown(video)]
-    first.save(path, save_all=True, append_images=others, duration=round(1000 / _rate(video)), loop=0)
+    first.save(path, "GIF", save_all=True, append_images=others, duration=round(1000 / _rate(video)), loop=0)
 
 
 def _png(video: Video, path: Path) -> None:

@@ -83,7 +83,9 @@ class Borrowed:
         if not self.kind.distilled:
             return condition, ClassifierFree(other, goes)
         if against:
-            raise InputError(f"guidance is distilled into this model, which is not told what to go from; leave out {against!r}", item="against")
+            raise InputError(
+                f"guidance is distilled into this model, which is not told what to go from; leave out {against!r}", item="against"
+            )
         return replace(condition, guidance=goes), Distilled()
 
     def shape(self, screen: Screen) -> Shape:
@@ -123,7 +125,9 @@ def borrowed(folder: Path, dtype: torch.dtype, device: torch.device) -> Borrowed
     kind, made = PIPELINES[parts.kind], getattr(library("diffusers"), parts.kind)
     # what is wrong with the small parts is told before the large one is read
     given = {name: parts.read(name, (told,), dtype, device) for name, told in {**kind.encoders, "vae": kind.autoencoder}.items()}
-    given |= {name.replace("text_encoder", "tokenizer"): parts.tokenizer(name.replace("text_encoder", "tokenizer")) for name in kind.encoders}
+    given |= {
+        name.replace("text_encoder", "tokenizer"): parts.tokenizer(name.replace("text_encoder", "tokenizer")) for name in kind.encoders
+    }
     scheduler = parts.settings("scheduler", "scheduler_config.json")
     model = load(folder, dtype, device)
     if model.config.channels != model.config.out_channels or (isinstance(model, DiT) and model.config.seen_width):
@@ -174,7 +178,9 @@ def _preserving(model: Model, fields: Fields, steps: int, shape: Shape) -> Sched
 
 def _standard(pipe: Any, latents: Tensor) -> Tensor:
     """Latents by the mean and deviation of each channel."""
-    mean, deviation = (torch.tensor(values).view(1, -1, 1, 1, 1).to(latents) for values in (pipe.vae.config.latents_mean, pipe.vae.config.latents_std))
+    mean, deviation = (
+        torch.tensor(values).view(1, -1, 1, 1, 1).to(latents) for values in (pipe.vae.config.latents_mean, pipe.vae.config.latents_std)
+    )
     out: Tensor = pipe.vae.decode(latents * deviation + mean, return_dict=False)[0]
     return out
 
@@ -195,7 +201,9 @@ def _scaled(pipe: Any, latents: Tensor) -> Tensor:
 
 _T5 = {"text_encoder": "T5EncoderModel"}
 PIPELINES: Mapping[str, _Kind] = {
-    "WanPipeline": _Kind("AutoencoderKLWan", {"text_encoder": "UMT5EncoderModel"}, Screen(81, 480, 832, 16.0), 5.0, _wan, _shifted, _standard),
+    "WanPipeline": _Kind(
+        "AutoencoderKLWan", {"text_encoder": "UMT5EncoderModel"}, Screen(81, 480, 832, 16.0), 5.0, _wan, _shifted, _standard
+    ),
     "LTXPipeline": _Kind(
         "AutoencoderKLLTXVideo", _T5, Screen(161, 512, 704, 25.0), 3.0, _ltx, _by_length, _timed,
         ("vae_temporal_compression_ratio", "vae_spatial_compression_ratio"),

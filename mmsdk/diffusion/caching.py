@@ -15,9 +15,9 @@ from mmsdk import plugins
 from mmsdk.diffusion.types import Layer, Through
 from mmsdk.errors import PluginError
 
-__all__ = ["Caching", "Kept", "Pass", "Passed", "StepCache", "step_cache"]
+__all__ = ["CACHES", "Caching", "Kept", "Pass", "Passed", "StepCache", "step_cache"]
 
-_METHODS = "mmsdk.diffusion.step_caches"
+CACHES = "mmsdk.diffusion.step_caches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,11 @@ def step_cache(method: str | StepCache) -> StepCache:
         return method
     spec = plugins.parse(method)
     if spec.amount:
-        names = list(plugins.knobs(_METHODS, spec.name))
+        names = list(plugins.knobs(CACHES, spec.name))
         if not names:
             raise PluginError(f"{method!r}: {spec.name!r} has no knob to set")
         spec = plugins.Spec(spec.name, "", ((names[0], spec.amount), *spec.knobs))
-    built = plugins.build(_METHODS, spec)
+    built = plugins.build(CACHES, spec)
     if not isinstance(built, StepCache):
         raise PluginError(f"{method!r} is no step cache: it cannot be called")
     return built

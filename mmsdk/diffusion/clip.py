@@ -36,7 +36,7 @@ class Clip(Video):
     `source` is the text. It goes in wherever a clip does: `pipe(clip, "What happens?")` of a model that sees.
     """
 
-    latents: Float[Tensor, "1 c t h w"] = field(kw_only=True)
+    latents: Float[Tensor, "1 c f rows columns"] = field(kw_only=True)
     cost: Cost = field(kw_only=True)
     timings: Timings = field(default=Timings(), kw_only=True)
     seed: int = field(default=0, kw_only=True)

@@ -59,14 +59,14 @@ class VideoGeneration:
 
     @overload
     def __call__(
-        self, text: Sequence[str], *, seed: int | Sequence[int] = ..., steps: int | None = ..., guidance: float | None = ...,
+        self, text: list[str] | tuple[str, ...], *, seed: int | Sequence[int] = ..., steps: int | None = ..., guidance: float | None = ...,
         against: str = ..., attention: str | Selector = ..., cache: str | StepCache = ..., two_stage: bool | int | float = ...,
         frames: int = ..., height: int = ..., width: int = ..., advance: Callable[[int], None] = ...,
     ) -> list[Clip | MmsdkError]: ...  # fmt: skip
 
     def __call__(
         self,
-        text: str | Sequence[str],
+        text: str | list[str] | tuple[str, ...],
         *,
         seed: int | Sequence[int] = 0,
         steps: int | None = None,
@@ -82,11 +82,11 @@ class VideoGeneration:
     ) -> Clip | list[Clip | MmsdkError]:
         """The clip of a text; of a list of texts one each, made one after the other, an error standing in the place of its clip.
 
-        `steps` and `guidance` are the model's own where nothing is said; guidance goes away from the text `against`. `attention` is "dense"
-        or a method ("svg2", "svg2:0.8", "nabla:mass=0.9"), `cache` "none" or a step cache ("teacache", "first_block:0.05"). `two_stage` takes
-        the first steps at half the size: True half of them, a share, written with a point, or a count. `frames`, `height` and `width` are
-        the model's own where they are 0. `seed` may be a list, one for each text. `advance` is told how many steps are done, those of all
-        clips together; what it raises ends the call.
+        `steps` and `guidance` are the model's own where nothing is said; guidance goes away from the text `against`. `attention` is
+        "dense" or a method ("svg2", "svg2:0.8", "nabla:mass=0.9"), `cache` "none" or a step cache ("teacache", "first_block:0.05").
+        `two_stage` takes the first steps at half the size: True half of them, a share, written with a point, or a count. `frames`,
+        `height` and `width` are the model's own where they are 0. `seed` may be a list, one for each text. `advance` is told how many
+        steps are done, those of all clips together; what it raises ends the call.
 
         Raises InputError for what cannot be made, PluginError for methods that there are not, ModelError for latents that are not finite.
         """
@@ -143,13 +143,13 @@ def _texts(text: object, seed: object) -> tuple[list[str], list[int]]:
     if not isinstance(text, str | list | tuple):
         raise InputError(f"{shown(text)} is no text and no list of texts", item="text")
     texts = [text] if isinstance(text, str) else list(text)
-    seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * len(texts)
+    seeds: list[object] = list(seed) if isinstance(seed, list | tuple) else [seed] * len(texts)
     if len(seeds) != len(texts):
         raise InputError(f"{len(seeds)} seeds for {len(texts)} texts", item="seed")
-    for number in seeds:
-        if not whole(number, 0) or number >= 2**63:
-            raise InputError(f"it is {shown(number)}, expected a whole number from 0 to 2**63 - 1", item="seed")
-    return texts, [int(number) for number in seeds]
+    wrong = [number for number in seeds if not whole(number, 0) or int(number) >= 2**63]
+    if wrong:
+        raise InputError(f"it is {shown(wrong[0])}, expected a whole number from 0 to 2**63 - 1", item="seed")
+    return texts, [int(number) for number in seeds if whole(number, 0)]
 
 
 def _steps(steps: object, usual: int) -> int:

@@ -30,15 +30,16 @@ from mmsdk.diffusion.models import small
 from mmsdk.diffusion.schedule import Schedule, flow, grown_shift
 from mmsdk.diffusion.two_stage import Upscaler
 from mmsdk.diffusion.types import Condition
-from mmsdk.diffusion.upscale import bilinear
+from mmsdk.diffusion.upscale import bilinear, open_upscaler
 from mmsdk.diffusion.words import Words
 from mmsdk.errors import InputError, ModelError
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.safetensors import open_file
 
-__all__ = ["SETTINGS", "Imaginer", "Screen", "open_imaginer", "pixels", "save_imaginer"]
+__all__ = ["SETTINGS", "UPSCALER", "Imaginer", "Screen", "open_imaginer", "pixels", "save_imaginer"]
 
 _SCALE, _STEPS = 3.0, 20
+UPSCALER = "upscaler.safetensors"
 SETTINGS, _WEIGHTS, _WORDS = "config.json", "diffusion_pytorch_model.safetensors", "words.safetensors"
 
 
@@ -112,7 +113,7 @@ def pixels(clip: Float[Tensor, "c t h w"]) -> UInt8[Tensor, "t c h w"]:
 
 
 def open_imaginer(folder: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Imaginer:
-    """The model of a folder that `mmsdk.apps.train_video` wrote.
+    """The model of a folder that `mmsdk.apps.train_video` wrote, with its upscaler where that was trained, too.
 
     Raises ModelError for a folder of something else, and for tensors that are not its own, WeightsError where files are missing or damaged.
     """
@@ -127,8 +128,9 @@ def open_imaginer(folder: Path | str, dtype: torch.dtype = torch.float32, device
         if stored.shape(name) != tuple(like.shape):
             raise ModelError(f"{folder / _WORDS}: {name} is {stored.shape(name)}, not {tuple(like.shape)}")
     words.load_state_dict({name: stored.tensor(name) for name in words.state_dict()})
-    screen = _screen(fields)
-    return Imaginer(model, words.to(model.like).requires_grad_(False), screen, fields.real("guidance_scale", _SCALE))
+    screen, finer = _screen(fields), folder / UPSCALER
+    upscaler = open_upscaler(finer, model.config.channels, dtype, device) if finer.is_file() else bilinear
+    return Imaginer(model, words.to(model.like).requires_grad_(False), screen, fields.real("guidance_scale", _SCALE), upscaler)
 
 
 def save_imaginer(folder: Path, imagine: Imaginer, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -18,7 +18,20 @@ from torch.nn import functional as F
 
 from mmsdk.diffusion.attention.types import Grid
 
-__all__ = ["Anywhere", "ByAxis", "Fractional", "Roaming", "Rotary", "Rotation", "Sines", "Spread", "Standing", "Unturned", "Waves", "turned"]
+__all__ = [
+    "Anywhere",
+    "ByAxis",
+    "Fractional",
+    "Roaming",
+    "Rotary",
+    "Rotation",
+    "Sines",
+    "Spread",
+    "Standing",
+    "Unturned",
+    "Waves",
+    "turned",
+]
 
 Rotation = tuple[Float[Tensor, "*r n #h half"], Float[Tensor, "*r n #h half"]]
 
@@ -75,7 +88,9 @@ class Roaming:
         """See `Rotary`; the same for all heads."""
         return tuple(part[0] for part in self.placed(grid, torch.zeros(1, grid.frames, 2, device=device), head_dim))  # type: ignore[return-value]
 
-    def placed(self, grid: Grid, places: Float[Tensor, "b f 2"], head_dim: int) -> tuple[Float[Tensor, "b n 1 e"], Float[Tensor, "b n 1 e"]]:
+    def placed(
+        self, grid: Grid, places: Float[Tensor, "b f 2"], head_dim: int
+    ) -> tuple[Float[Tensor, "b n 1 e"], Float[Tensor, "b n 1 e"]]:
         """Of windows at places, rows first, in tokens; angles are taken in float64 on the processor."""
         wide = places.double().cpu()
         rows, columns = (wide[..., axis, None] + _counted(size) for axis, size in enumerate((grid.height, grid.width)))

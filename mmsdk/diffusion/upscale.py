@@ -1,14 +1,25 @@
 """Latents of more rows and columns from latents of fewer, without an autoencoder in between.
 
 A reconstruction: the two-stage pipeline of MiniMax-H3 has a learned map of this kind, of which no more is published. Here it is a residual
-over bilinear resizing; its last layer begins at zero, so that untrained it is bilinear resizing and nothing else.
+over bilinear resizing; its last layer begins at zero, so that untrained it is bilinear resizing and nothing else. `python -m
+mmsdk.apps.train_video --kind upscaler` trains one for our own model and writes it beside that.
 """
 
+import os
+from pathlib import Path
+
+import safetensors.torch
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["LatentUpscaler", "bilinear"]
+from mmsdk.errors import ModelError
+from mmsdk.weights.safetensors import open_file
+
+__all__ = ["LatentUpscaler", "bilinear", "open_upscaler", "save_upscaler"]
+
+_WIDEST, _MOST = 4096, 256
 
 
 def bilinear(latents: Float[Tensor, "b c f h w"], size: tuple[int, int]) -> Float[Tensor, "b c f h2 w2"]:
@@ -38,6 +49,33 @@ class LatentUpscaler(nn.Module):
             x = block(x)
         out: Tensor = plain + self.leave(F.silu(x))
         return out
+
+
+def save_upscaler(path: Path, upscaler: LatentUpscaler, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write its weights, as a whole or not at all; their shapes tell its sizes."""
+    state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in upscaler.state_dict().items()}
+    part = path.with_suffix(".part")
+    part.write_bytes(safetensors.torch.save(state))
+    os.replace(part, path)
+
+
+def open_upscaler(path: Path, channels: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> LatentUpscaler:
+    """The upscaler of a file, for latents of so many channels.
+
+    Raises ModelError for tensors that are not one's, WeightsError where the file is damaged or missing.
+    """
+    stored = open_file(path)
+    shape = stored.shape("enter.weight")
+    blocks = len({name.split(".")[1] for name in stored.files if name.startswith("blocks.")})
+    if len(shape) != 5 or shape[1] != channels or not 1 <= shape[0] <= _WIDEST or blocks > _MOST:
+        raise ModelError(f"{path}: enter.weight is {shape}, with {blocks} blocks; it is no upscaler of {channels} channels")
+    upscaler = LatentUpscaler(channels, shape[0], blocks)
+    wanted = {name: tuple(value.shape) for name, value in upscaler.state_dict().items()}
+    wrong = sorted(wanted.keys() ^ stored.files.keys()) or [name for name, like in wanted.items() if stored.shape(name) != like]
+    if wrong:
+        raise ModelError(f"{path}: {', '.join(wrong[:4])} are not those of an upscaler of {shape[0]} channels inside")
+    upscaler.load_state_dict({name: stored.tensor(name) for name in wanted})
+    return upscaler.to(device, dtype).eval().requires_grad_(False)
 
 
 class _Block(nn.Module):

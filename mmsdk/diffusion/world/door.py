@@ -72,7 +72,9 @@ class World:
     As a context manager it ends, and its pages go; so do they when nobody holds it any more.
     """
 
-    def __init__(self, model: WorldModel, name: str = "", pages: Paging = Paging(), hybrid: Hybrid = EXACT, folder: Path | None = None) -> None:
+    def __init__(
+        self, model: WorldModel, name: str = "", pages: Paging = Paging(), hybrid: Hybrid = EXACT, folder: Path | None = None
+    ) -> None:
         self.model, self.name, self._paging, self._hybrid = model, name, pages, hybrid
         self._folder = cache_folder() / "worlds" if folder is None else folder
         self._memory: WorldMemory | None = None

@@ -35,7 +35,9 @@ class WorldModel:
     def moved(self, place: Float[Tensor, " 2"], action: str) -> Float[Tensor, " 2"]:
         """Where the window is after an action, in tokens. Raises InputError for an action that there is not, saying what is near."""
         if action not in self.moves:
-            raise InputError(f"there is no such action; {near(str(action), list(self.moves))}there is {', '.join(self.moves)}", item=str(action))
+            raise InputError(
+                f"there is no such action; {near(str(action), list(self.moves))}there is {', '.join(self.moves)}", item=str(action)
+            )
         sides = self.imaginer.model.config.patch[1:]
         return place + torch.tensor([way / side for way, side in zip(self.moves[action], sides, strict=True)], dtype=place.dtype)
 
