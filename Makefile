@@ -20,7 +20,7 @@ $(shell test ! -d $(VENV) || { test -x $(BIN)/python && test -f $(BIN)/activate;
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{printf "%-17s %s\n", $$1, $$2}'
 
-demo: $(VENV)/core ## a real model answers questions about three pictures and a clip; annotated pictures go to demo/
+demo: $(VENV)/core ## a real model answers questions about three pictures and a clip, a robot acts; pictures and a film go to demo/
 	@$(BIN)/mmsdk demo --write
 	@echo 'ask about your own: $(BIN)/mmsdk ask PATH... "question"'
 
@@ -85,8 +85,8 @@ BRIEFLY = { $(INSTALL) || echo FAILED; } | { \
 	[ $$code -ne 0 ] || say "$(VENV) is ready and holds $$(size)"; \
 	exit $$code; }
 
-$(VENV)/core: EXTRAS :=
-$(VENV)/core: SIZES := 0.4 GB to download and 1.4 GB on the disk
+$(VENV)/core: EXTRAS := [robots]
+$(VENV)/core: SIZES := 0.5 GB to download and 1.7 GB on the disk
 $(VENV)/dev: EXTRAS := [dev]
 $(VENV)/dev: SIZES := 1.0 GB to download and 3.5 GB on the disk
 $(VENV)/core $(VENV)/dev: INSTALL = $(PIP) install --constraint constraints.txt --editable '.$(EXTRAS)'

@@ -1,4 +1,4 @@
-"""The demo's content: two photographs, a drawn scene and a clip, each with a question.
+"""The demo's content: two photographs, a drawn scene and a clip, each with a question, and an episode of a robot.
 
 The coffee, the scene and the clip were never seen in training; the cat was, in other crops.
 """
@@ -11,14 +11,21 @@ import PIL.Image
 
 from mmsdk.answer import Answer
 from mmsdk.apps.explain import draw
+from mmsdk.apps.robots.episodes import HELD_OUT, Condition, Ended, played
+from mmsdk.apps.robots.film import Film
 from mmsdk.pipeline import Pipeline
+from mmsdk.vision.films import save_film
 from mmsdk.vision.intake import load
+from mmsdk.vla.clock import SimulatedClock
+from mmsdk.vla.default import default_policy
+from mmsdk.vla.envs.metaworld import MetaWorld
 from mmsdk.weights.bundle import pull
 
-__all__ = ["ASKED", "Asked", "show"]
+__all__ = ["ASKED", "TASK", "Asked", "act", "show"]
 
 SHIPPED = Path(__file__).parent / "media"
 LONGEST = 48  # tokens of an answer
+TASK = "drawer-open-v3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,15 @@ def show(pipe: Pipeline, folder: Path, tell: Callable[[Asked, Answer, Path], Non
         drawn[-1].save(picture)
         tell(asked, answer, picture)
     _overview(drawn).save(folder / "overview.png", optimize=True)
+
+
+def act(path: Path) -> Ended:
+    """The robot policy that ships opens a drawer that it was not trained on, in simulation, filmed into `path`."""
+    clock, film = SimulatedClock(), Film(HELD_OUT)
+    with MetaWorld(TASK, clock) as robot:
+        (ended,), _ = played(robot, clock, default_policy(), Condition("default"), [HELD_OUT], film)
+    save_film(film.clip, path)
+    return ended
 
 
 def _overview(pictures: Sequence[PIL.Image.Image]) -> PIL.Image.Image:

@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from mmsdk.apps.console import busy
-from mmsdk.vision.films import check_film, save_film
-from mmsdk.apps.robots.episodes import HELD_OUT, Condition, Ended, played
+from mmsdk.apps.robots.episodes import HELD_OUT, Condition, Ended, played, unwatched
+from mmsdk.apps.robots.film import Film
 from mmsdk.errors import InputError
-from mmsdk.vision.types import Video
+from mmsdk.vision.films import check_film, save_film
 from mmsdk.vla.clock import SimulatedClock
 from mmsdk.vla.default import default_policy
-from mmsdk.vla.envs.metaworld import CAMERAS, RATE, TASKS, MetaWorld, missing
+from mmsdk.vla.envs.metaworld import TASKS, MetaWorld, missing
 from mmsdk.vla.latency import percentiles
 
 __all__ = ["run"]
@@ -42,20 +39,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.episodes} episodes, expected at least 1", item="--episodes")
     with busy("loading the policy"):
         policy = default_policy(compress=args.compress or "identity")
-    clock, frames = SimulatedClock(), list[Tensor]()
-    with MetaWorld(task, clock) as robot:
-
-        def look(watched: MetaWorld) -> None:
-            if args.gif and watched.current == HELD_OUT:
-                images = watched.observe().images
-                frames.append(torch.cat([images[name].pixels for name in CAMERAS], dim=2))
-
-        with busy(f"{args.episodes} episodes of {task}"):
-            ended, took = played(robot, clock, policy, Condition("default"), range(HELD_OUT, HELD_OUT + args.episodes), look)
+    clock, film = SimulatedClock(), Film(HELD_OUT)
+    seeds, look = range(HELD_OUT, HELD_OUT + args.episodes), film if args.gif else unwatched
+    with MetaWorld(task, clock) as robot, busy(f"{args.episodes} episodes of {task}"):
+        ended, took = played(robot, clock, policy, Condition("default"), seeds, look)
     if args.gif:
-        # every other tick, both cameras side by side
-        shown = torch.stack(frames[::2])
-        save_film(Video(shown, torch.arange(len(shown)) * (2 / RATE)), Path(args.gif))
+        save_film(film.clip, Path(args.gif))
     times = percentiles(took)
     told = {
         "env": env, "instruction": TASKS[task][0], "success": sum(each.success for each in ended) / len(ended), "n": len(ended),

@@ -6,7 +6,6 @@ told in words, and Meta-World's own script of each task, which reads the simulat
 each, and a step is an 80th of a second: a quarter of real speed.
 """
 
-import os
 import pickle
 import subprocess
 import sys
@@ -23,16 +22,15 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from mmsdk.apps.train_mini.needs import osmesa, screenless
+from mmsdk.apps.train_mini.needs import screenless
 from mmsdk.apps.web.orders import Planned, Seen
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vision.types import Image
 from mmsdk.vla.contract import Contract
-from mmsdk.vla.envs import metaworld
 from mmsdk.vla.envs.metaworld import CAMERAS, RATE, STEP, TASKS, sawyer
 from mmsdk.vla.types import ActionChunk, Observation, Request, Stamp
 
-__all__ = ["Arm", "ArmScene", "Expert", "missing"]
+__all__ = ["Arm", "ArmScene", "Expert"]
 
 SIZE = 320  # pixels of the page's picture
 ANSWER = 10.0  # seconds that a plan is waited for
@@ -45,13 +43,6 @@ class ArmScene:
 
     pixels: UInt8[np.ndarray, "h w 3"]
     step: int
-
-
-def missing() -> str:
-    """What the simulation lacks here, and the fix; "" where it lacks nothing."""
-    if lacks := metaworld.missing():
-        return lacks
-    return "" if os.environ.get("MUJOCO_GL") or osmesa() else "apt install libosmesa6"
 
 
 class Arm:

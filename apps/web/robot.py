@@ -9,14 +9,14 @@ from typing import Any
 import gradio as gr
 
 from mmsdk.apps.web import markup
-from mmsdk.apps.web.arm import Arm, Expert, missing
+from mmsdk.apps.web.arm import Arm, Expert
 from mmsdk.apps.web.belt import BeltHand, Script
 from mmsdk.apps.web.driving import Pondering, Run, View
 from mmsdk.apps.web.events import answering, streaming
 from mmsdk.apps.web.scenes import blank, drawn
 from mmsdk.errors import InputError
 from mmsdk.vla.default import default_policy
-from mmsdk.vla.envs.metaworld import TASKS
+from mmsdk.vla.envs.metaworld import TASKS, missing
 from mmsdk.vla.types import Policy
 
 __all__ = ["RobotTab", "tab", "watched"]

@@ -16,8 +16,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mmsdk.apps.serve.server import serving
 from mmsdk.apps.serve.service import Service
-from mmsdk.apps.web.arm import missing
 from mmsdk.serve.engine import Engine, Event
+from mmsdk.vla.envs.metaworld import missing
 
 
 class Door:

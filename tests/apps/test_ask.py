@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -125,7 +126,13 @@ def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: 
 
 
 def test_the_demo_answers_and_draws_every_question(
-    model: Path, photos: Path, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    photos: Path,
+    clips: Path,
+    simulated: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(demo, "LONGEST", 2)
     assert main(["demo", "--write", "--model", str(model), "--out", str(tmp_path / "demo")]) == 0
@@ -133,5 +140,8 @@ def test_the_demo_answers_and_draws_every_question(
     assert len(demo.ASKED) == 4 and all(asked.file in shown and asked.question in shown for asked in demo.ASKED)
     for stage in ("load", "encode", "compress", "prefill", "decode"):
         assert stage in shown
-    drawn = sorted(path.stem for path in (tmp_path / "demo").iterdir())
-    assert drawn == sorted([*(Path(asked.file).stem for asked in demo.ASKED), "overview"])
+    drawn = {path.name for path in (tmp_path / "demo").iterdir()}
+    assert drawn == {*(f"{Path(asked.file).stem}.png" for asked in demo.ASKED), "overview.png", "robot.gif"}
+    assert re.search(r'told "open the drawer": done after \d+ steps', shown)
+    with PIL.Image.open(tmp_path / "demo" / "robot.gif") as film:
+        assert film.width == 2 * film.height and film.n_frames > 20
