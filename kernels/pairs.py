@@ -16,7 +16,7 @@ from torch import Tensor
 from mmsdk.kernels._triton import accumulable, jit, tl
 from mmsdk.kernels.case import Launch
 
-__all__ = ["ENTRIES", "few", "paired", "product_rows", "row_of", "rows_wanted", "solid"]
+__all__ = ["ENTRIES", "few", "paired", "product_rows", "row_of", "rows_wanted", "side_by_side", "solid"]
 
 # Entries of a matrix over pairs, or of a slice of it, that may exist at one time: 8 MiB in float32.
 ENTRIES = 2**21
@@ -28,6 +28,15 @@ _TILE, _TILE32 = (64, 64, 32), (64, 32, 16)
 def few(b: int, n: int) -> bool:
     """Whether the matrices of n tokens by n tokens of b inputs are small enough to be held whole, all at one time."""
     return b * n * n <= ENTRIES
+
+
+def side_by_side(b: int, n: int, count: int) -> int:
+    """How many of b inputs `product_rows` is to be asked about at one time: all, or as many as whose matrices are small enough together.
+
+    Reading all vectors of a clip again for each row takes several times as long as one large product does, so that clips whose matrices
+    can be held one after the other take turns.
+    """
+    return min(b, ENTRIES // (n * n)) if _at_once(1, n, count) else b
 
 
 def product_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor, "b 1"]], Float[Tensor, "b n"]]:

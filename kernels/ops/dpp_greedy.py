@@ -19,7 +19,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels._triton import jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 from mmsdk.kernels.choice import TIE
-from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted, solid
+from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted, side_by_side, solid
 
 __all__ = ["OP", "dpp_greedy"]
 
@@ -38,6 +38,10 @@ def dpp_greedy(y: Float[Tensor, "b n d"], count: int) -> Int[Tensor, "b m"]:
 
 
 def _reference(y: Tensor, count: int) -> Result:
+    return (torch.cat([_chosen(part, count) for part in y.split(side_by_side(len(y), y.shape[1], count))]),)
+
+
+def _chosen(y: Tensor, count: int) -> Tensor:
     b, n, _ = y.shape
     y = y.detach().float()
     rows, gain = product_rows(y, count), y.square().sum(dim=2)
@@ -56,7 +60,7 @@ def _reference(y: Tensor, count: int) -> Result:
         # a gain that is zero but for rounding has no direction left to take away
         torch.mul(left, torch.where(own > TIE, own.rsqrt(), 0.0), out=row)
         gain.addcmul_(row, row, value=-1).scatter_(1, pick, -torch.inf)
-    return (torch.cat(chosen, dim=1),)
+    return torch.cat(chosen, dim=1)
 
 
 def _plan(y: Tensor, count: int) -> Plan:

@@ -17,7 +17,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels._triton import jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 from mmsdk.kernels.choice import TIE
-from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted
+from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted, side_by_side
 
 __all__ = ["OP", "farthest_point"]
 
@@ -36,6 +36,11 @@ def farthest_point(z: Float[Tensor, "b n d"], first: Int[Tensor, " b"], count: i
 
 
 def _reference(z: Tensor, first: Tensor, count: int) -> Result:
+    some = side_by_side(len(z), z.shape[1], count)
+    return (torch.cat([_chosen(*part, count) for part in zip(z.split(some), first.split(some), strict=True)]),)
+
+
+def _chosen(z: Tensor, first: Tensor, count: int) -> Tensor:
     b, n, _ = z.shape
     rows = product_rows(z.detach().float(), count)
     nearest = torch.full((b, n), -torch.inf, device=z.device)
@@ -49,7 +54,7 @@ def _reference(z: Tensor, first: Tensor, count: int) -> Result:
         nearest.scatter_(1, chosen[-1], torch.inf)
         torch.le(nearest, nearest.amin(dim=1, keepdim=True).add_(TIE), out=least)
         chosen.append(ones.argmax(dim=1, keepdim=True))
-    return (torch.cat(chosen, dim=1),)
+    return torch.cat(chosen, dim=1)
 
 
 def _plan(z: Tensor, first: Tensor, count: int) -> Plan:

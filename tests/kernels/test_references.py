@@ -17,7 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.errors import InputError
+from mmsdk.kernels import pairs
 from mmsdk.kernels.case import TOLERANCE, Result
+from mmsdk.kernels.ops import dpp_greedy as dpp
+from mmsdk.kernels.ops import farthest_point as farthest_points
 from mmsdk.kernels.ops import find, names
 from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre, weighted_merge
 from mmsdk.kernels.ops.block_gather import block_gather
@@ -535,6 +538,20 @@ def test_draws_follow_the_probabilities_that_are_left() -> None:
     shares = torch.bincount(ids, minlength=4) / b
     assert shares[3] == 0
     assert (shares[:3] - torch.tensor([0.5, 0.3, 0.15]) / 0.95).abs().max() < 4 * (0.25 / b) ** 0.5
+
+
+def test_clips_whose_pairs_are_too_many_together_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five of them, of which there is room for two at a time; what is chosen is what the slow references choose."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(pairs, "ENTRIES", 2 * 30 * 30)
+    for module in (farthest_points, dpp):
+        monkeypatch.setattr(module, "product_rows", lambda z, count: (asked.append(z.shape[:2]), pairs.product_rows(z, count))[1])
+    z, first = F.normalize(normal(5, 30, 24), dim=2), torch.arange(5) * 7
+    assert torch.equal(farthest_point(z, first, 9), true_farthest_point(z, first, 9)[0])
+    assert torch.equal(dpp_greedy(z, 9), true_dpp_greedy(z, 9)[0])
+    assert asked == [(2, 30), (2, 30), (1, 30)] * 2
+    # one that is asked for few rows does without the matrix, beside any number of others
+    assert [pairs.side_by_side(5, n, count) for n, count in ((30, 1), (43, 43), (20, 9), (30, 9))] == [5, 5, 4, 2]
 
 
 @settings(max_examples=40, deadline=None)
