@@ -9,9 +9,8 @@
 
 Where `mmsdk.watch` holds tokens of the encoder and reads them anew for every question, this holds the decoder's keys and values, which are
 never computed again: what comes is read once, with all that is still remembered before it. When the memory is full, `kv` says what stays
-(`mmsdk.kv.policy`), and positions close up behind what goes, so that a stream never leaves the context of its model; those of `tiered`
-and `thinkv` go on counting. What comes together is there in addition until it has been read, and so are question and answer while they
-last.
+(`mmsdk.kv.policy`), and positions close up behind what goes, so that a stream never leaves the context of its model. What comes together
+is there in addition until it has been read, and so are question and answer while they last.
 
 Frames go through the encoder in windows, each of which is a clip of its own to the model: times are counted anew in each.
 """

@@ -209,6 +209,28 @@ def test_positions_close_up_behind_what_goes(pipe: Pipeline) -> None:
     assert int(stream.cache.position[0]) > 64
 
 
+@pytest.mark.parametrize("kv", ["tiered:64,interval=16", "thinkv:200", "omnitide:64"])
+def test_a_stream_goes_on_behind_the_context_of_its_model(pipe: Pipeline, kv: str) -> None:
+    """Means and rounded tokens close up as others do: what they hold is turned, no value changes, and an answer can still be given."""
+    stream, frames = pipe.stream_session(kv, window=4), frames_of(8, seed=10)
+    for number in range(152):
+        stream.push(frames[number % 8], float(number))
+        assert int(stream.cache.position[0]) <= pipe.vlm.context == 512
+    assert stream.ask("What?", max_tokens=4).tokens.visual == 4 * 152 > 512
+    cache = stream.cache.fork()
+    before = [cache.view(layer) for layer in range(3)]
+    cache.close_up()
+    for layer, old in enumerate(before):
+        new, real = cache.view(layer), old.valid[0]
+        assert torch.equal(new.valid, old.valid) and torch.equal(new.values[:, :, real], old.values[:, :, real])
+        # as many places as there are different ones, in the same order
+        assert new.positions[0, real].tolist() == old.positions[0, real].unique(return_inverse=True)[1].tolist()
+        by = (new.positions - old.positions)[0, real].double()[:, None] * 10_000.0 ** -(torch.arange(6).double() / 6)
+        turned = torch.complex(*old.keys[:, :, real].double().chunk(2, -1)) * torch.polar(torch.ones_like(by), by)
+        torch.testing.assert_close(new.keys[:, :, real], torch.cat((turned.real, turned.imag), -1).float(), rtol=1e-3, atol=1e-3)
+    assert int(cache.position[0]) < int(stream.cache.position[0])
+
+
 def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None:
     for compress, hint in (("tome:0.5", "inside"), ("fastv:0.5", "inside"), ("cdpruner:0.5", "question")):
         with pytest.raises(PluginError, match=hint):

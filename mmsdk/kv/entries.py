@@ -21,7 +21,7 @@ from mmsdk.kv.types import LayerView
 __all__ = ["Arriving", "Entries"]
 
 # Spare slots behind those in use when memory is allocated anew: at least so many, and a part of what is held.
-_SPARE, _PART = 4, 8
+_SPARE, _PART = 4, 16
 _STILL = Turning(torch.empty(0), 1.0, growing=False)
 
 
@@ -67,22 +67,25 @@ class Entries:
         self._positions = torch.empty(0, 1, 0, dtype=torch.long)
         # The tokens of the only pass so far, which are the same object in every layer.
         self._first: tuple[Arriving, ...] = ()
-        self._extendable = True
+        # slots in front of those in use: entries that moved up behind one that went left them
+        self._begin = 0
+        # whether slots behind may be filled, and whether nobody else looks at those in use, so that entries may move there
+        self._extendable = self._own = True
 
     @property
     def keys(self) -> Float[Tensor, "b g t d"]:
         """Turned to their positions."""
-        return self._keys[:, :, : self.count]
+        return self._keys[:, :, self._used]
 
     @property
     def values(self) -> Float[Tensor, "b g t e"]:
         """As they came."""
-        return self._values[:, :, : self.count]
+        return self._values[:, :, self._used]
 
     @property
     def positions(self) -> Int[Tensor, "b q t"]:
         """Counted in tokens, -1 for padding."""
-        return self._positions[:, :, : self.count]
+        return self._positions[:, :, self._used]
 
     @property
     def valid(self) -> Bool[Tensor, "b q t"]:
@@ -117,9 +120,9 @@ class Entries:
     def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> None:
         """Store new tokens behind those that are there."""
         start, self.count = self.count, self.count + keys.shape[2]
-        if self.count > self._keys.shape[2] or not self._extendable:
+        if self._begin + self.count > self._keys.shape[2] or not self._extendable:
             self._grow(start, keys, values)
-        here = slice(start, self.count)
+        here = slice(self._begin + start, self._begin + self.count)
         self._keys[:, :, here], self._values[:, :, here] = keys.detach(), values.detach()
         self._positions[:, :, here] = new.positions[:, None]
         self.columns = {name: _longer(x, keys.shape[2]) for name, x in self.columns.items()}
@@ -134,23 +137,45 @@ class Entries:
         # spare slots take some entry or other along, which saves laying all of it out twice
         wide = F.pad(index, (0, room), value=-1)
         there, self.columns = wide.clamp_min(0), {name: _along(x, index.clamp_min(0)) for name, x in self.columns.items()}
-        self._keys, self._values = _along(self.keys, there), _along(self.values, there)
+        self._keys, self._values = (_picked(pool, there + self._begin) for pool in (self._keys, self._values))
         self._positions = _along(self.positions, there).masked_fill(wide < 0, -1)
-        self.count, self.whole = index.shape[2], whole
-        self._first, self._extendable = (), True
+        self.count, self.whole, self._begin = index.shape[2], whole, 0
+        self._first, self._extendable, self._own = (), True, True
         self.memo = {}
+
+    def drop(self, index: Int[Tensor, "b q k"], room: int = 0) -> None:
+        """Keep all columns of every row and head but one, where none is padding: `keep`, without laying out anew what stays.
+
+        What stands in front of the one that goes moves up by a slot. Only memory that nobody else looks at can be changed so, and only on a
+        processor does it pay to ask where the gaps are.
+        """
+        heads, by_head = self._positions.shape[1], index.shape[1]
+        if not self._own or by_head > heads or self._keys.device.type != "cpu":
+            self.keep(index, True, room)
+            return
+        gaps = (index == torch.arange(index.shape[2], device=index.device)).sum(-1).tolist()
+        self.columns = {name: _along(x, index) for name, x in self.columns.items()}
+        for pool in (self._keys, self._values, self._positions):
+            for row, places in zip(pool, gaps, strict=True):
+                for part, place in zip(row.split(1) if by_head > 1 else (row,), places, strict=True):
+                    _moved_up(part, self._begin, place)
+        self._begin, self.count = self._begin + 1, self.count - 1
+        self._first, self.memo = (), {}
 
     def close_up(self) -> None:
         """Move what is held to the positions 0, 1, 2, ... of every row and head, and its keys with it; notes of rows are dropped.
 
         Keys must turn along one axis, by frequencies that do not follow how far a row reaches.
         """
-        order = self.order
-        by = (order - self.positions).masked_fill(order < 0, 0)
+        self.place(self.order.clamp_min(-1))
+
+    def place(self, positions: Int[Tensor, "b q t"]) -> None:
+        """The same to any positions that ascend, -1 for padding; in memory of its own."""
+        by = (positions - self.positions).masked_fill(positions < 0, 0)
         # replaced, not changed: a fork may look at them
         self._keys, self._values = self.turning.further(self.keys, by), self.values
-        self._positions = order.clamp_min(-1)
-        self._first, self._extendable = (), False
+        self._positions = positions
+        self._first, self._extendable, self._own, self._begin = (), False, False, 0
         self.notes, self.memo = {}, {}
 
     def forget(self) -> None:
@@ -188,8 +213,14 @@ class Entries:
         """The same entries, whose memory is shared until either stores something of its own there."""
         other = self._like(self.columns, self.notes)
         other._keys, other._values, other._positions = self._keys, self._values, self._positions
-        other._first, other._extendable = self._first, False
+        other._first, other._extendable, other._begin = self._first, False, self._begin
+        self._own = other._own = False
         return other
+
+    @property
+    def _used(self) -> slice:
+        """The slots in use."""
+        return slice(self._begin, self._begin + self.count)
 
     def _like(self, columns: Mapping[str, Tensor], notes: Mapping[str, Tensor]) -> "Entries":
         other = Entries(self.layer, self.depth)
@@ -211,9 +242,9 @@ class Entries:
         positions = torch.full((keys.shape[0], self._positions.shape[1], slots), -1, dtype=torch.long, device=keys.device)
         if held:
             for new, old in zip((*fresh, positions), (self._keys, self._values, self._positions), strict=True):
-                new[:, :, :held] = old[:, :, :held]
+                new[:, :, :held] = old[:, :, self._begin : self._begin + held]
         (self._keys, self._values), self._positions = fresh, positions
-        self._extendable = True
+        self._extendable, self._own, self._begin = True, True, 0
 
 
 def _viewed(keys: Float[Tensor, "n g t d"], values: Float[Tensor, "n g t e"], positions: Int[Tensor, "n t"], whole: bool) -> LayerView:
@@ -223,6 +254,19 @@ def _viewed(keys: Float[Tensor, "n g t d"], values: Float[Tensor, "n g t e"], po
 
 def _longer(x: Tensor, count: int) -> Tensor:
     return torch.cat((x, x.new_zeros(*x.shape[:2], count, *x.shape[3:])), dim=2)
+
+
+def _moved_up(x: Float[Tensor, "q c *d"] | Int[Tensor, "q c"], begin: int, count: int) -> None:
+    """So many slots from `begin` on, each to the next."""
+    if count:
+        x[:, begin + 1 : begin + 1 + count] = x[:, begin : begin + count].clone()
+
+
+def _picked(pool: Float[Tensor, "b g c d"], index: Int[Tensor, "b q k"]) -> Float[Tensor, "b g k d"]:
+    """These slots of every row and head. Whole vectors are copied, which is several times as fast as numbers one by one."""
+    b, g, c, d = pool.shape
+    begins = c * torch.arange(b * g, device=pool.device).view(b, g, 1)
+    return pool.reshape(b * g * c, d)[(begins + index).flatten()].view(b, g, index.shape[2], d)
 
 
 def _along(x: Tensor, index: Int[Tensor, "b q k"]) -> Tensor:

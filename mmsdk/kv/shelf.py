@@ -37,7 +37,13 @@ class Shelf:
     def __init__(self, policy: Evictor | Reader, amount: Amount, layer: int, depth: int) -> None:
         self.entries = Entries(layer, depth)
         self._policy, self._amount = policy, amount
-        self._interval = policy.interval if isinstance(policy, Evictor) else 0
+        # what a policy is besides, found out once: every token of every layer would ask
+        self._evictors: tuple[Evictor, ...] = (policy,) if isinstance(policy, Evictor) else ()
+        self._readers: tuple[Reader, ...] = (policy,) if isinstance(policy, Reader) else ()
+        self._observers: tuple[Observer, ...] = (policy,) if isinstance(policy, Observer) else ()
+        self._movers: tuple[Mover, ...] = (policy,) if isinstance(policy, Mover) else ()
+        self._early = isinstance(policy, Early)
+        self._interval = sum(one.interval for one in self._evictors)
         # Tokens that each row may keep; none before the first prompt was read.
         self._budgets: list[int] = []
 
@@ -69,11 +75,11 @@ class Shelf:
         """See `LayerStore`."""
         self.entries.turning = ask.turning
         single = query.shape[2] == 1
-        if single and isinstance(self._policy, Early):
+        if single and self._early:
             self._look(query, ask)
             return attended(query, self.entries, ask)
-        if single and isinstance(self._policy, Reader) and self._budgets:
-            out = self._policy.read(query, self.entries, ask, self._keep)
+        if single and self._readers and self._budgets:
+            out = self._readers[0].read(query, self.entries, ask, self._keep)
         else:
             out = attended(query, self.entries, ask)
         self._look(query, ask)
@@ -89,7 +95,7 @@ class Shelf:
 
     def close_up(self) -> None:
         """See `Closing`. What a policy moves itself stays where it put it."""
-        if not isinstance(self._policy, Mover):
+        if not self._movers:
             self.entries.close_up()
 
     def view(self) -> LayerView:
@@ -111,7 +117,7 @@ class Shelf:
     @property
     def _curious(self) -> bool:
         """Whether what is noted will be looked at again."""
-        return bool(self._interval) or not self._budgets or isinstance(self._policy, Reader)
+        return bool(self._interval) or not self._budgets or bool(self._readers)
 
     @property
     def _keep(self) -> Int[Tensor, " b"]:
@@ -126,24 +132,25 @@ class Shelf:
 
     def _look(self, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Show the policy who asks, and evict what is due."""
-        if isinstance(self._policy, Observer) and self._curious:
-            self._policy.observe(self.entries, query, ask)
+        for one in self._observers if self._curious else ():
+            one.observe(self.entries, query, ask)
         if self._interval and self._budgets and self.entries.count - max(self._budgets) >= self._interval:
             self._evict()
 
     def _evict(self) -> None:
-        if not isinstance(self._policy, Evictor):
+        if not self._evictors:
             return
         entries, keep = self.entries, self._keep
-        scores = self._policy.scores(entries, keep)
+        scores = self._evictors[0].scores(entries, keep)
         left = [min(pair) for pair in zip(self._longest(), self._budgets, strict=True)]
+        room = min(self._interval or _ROOM, _ROOM)
         if entries.whole and entries.count > 1 and set(left) == {entries.count - 1}:
-            index = all_but_one(scores)
+            entries.drop(all_but_one(scores), room)
         else:
             index = chosen(scores, entries.valid, keep[:, None].minimum(entries.lengths), max(left))
-        entries.keep(index, len(set(left)) == 1, min(self._interval or _ROOM, _ROOM))
-        if isinstance(self._policy, Mover):
-            self._policy.move(entries)
+            entries.keep(index, len(set(left)) == 1, room)
+        for one in self._movers:
+            one.move(entries)
 
     def _other(self, entries: Entries, budgets: Sequence[int]) -> "Shelf":
         other = Shelf(self._policy, self._amount, entries.layer, entries.depth)

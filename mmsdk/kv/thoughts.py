@@ -47,7 +47,10 @@ class Thinking(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Slots for tokens in so many bits. `positions` are -1 where a slot is free; `segments` and `ranks` tell whose token it is."""
+    """Slots for tokens in so many bits. `positions` are -1 where a slot is free; `segments` and `ranks` tell whose token it is.
+
+    Keys are as they were when they came, and are turned on by `moved` positions when they are read: none is rounded twice.
+    """
 
     bits: Bits
     keys: Codes
@@ -55,6 +58,7 @@ class Pool:
     positions: Int[Tensor, "b k"]
     segments: Int[Tensor, "b k"]
     ranks: Int[Tensor, "b k"]
+    moved: Int[Tensor, "b k"]
 
     @classmethod
     def empty(cls, bits: Bits, slots: int, like: Float[Tensor, "b g t d"], group: int) -> "Pool":
@@ -62,19 +66,24 @@ class Pool:
         blank = torch.zeros(*like.shape[:2], slots, like.shape[3], dtype=like.dtype, device=like.device)
         codes = [encode(_grouped(blank, group), -1, bits) for _ in range(2)]
         free = torch.full((len(like), slots), -1, device=like.device)
-        return cls(bits, codes[0], codes[1], free, torch.zeros_like(free), torch.zeros_like(free))
+        return cls(bits, codes[0], codes[1], free, *(torch.zeros_like(free) for _ in range(3)))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all of it."""
         codes = sum(x.nbytes for part in (self.keys, self.values) for x in (part.codes, part.scale, part.low))
-        return codes + self.positions.nbytes + self.segments.nbytes + self.ranks.nbytes
+        return codes + sum(x.nbytes for x in (self.positions, self.segments, self.ranks, self.moved))
 
     def unpacked(self, width: int, dtype: torch.dtype) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k d"]]:
-        """Keys and values of all slots; what is free holds any numbers."""
+        """Keys and values of all slots, keys as they came; what is free holds any numbers."""
         group = width // self.keys.codes.shape[3]
         keys, values = (decode(part, self.bits, group, dtype).flatten(3) for part in (self.keys, self.values))
         return keys, values
+
+    def placed(self, positions: Int[Tensor, "b k"]) -> "Pool":
+        """Its tokens at other positions."""
+        by = (positions - self.positions).where(positions >= 0, 0)
+        return replace(self, positions=positions, moved=self.moved + by)
 
     def thinned(self, keeps: Int[Tensor, "b n"]) -> "Pool":
         """Free the slots of tokens that their segments, which keep so many each, no longer keep."""
@@ -104,12 +113,14 @@ class Pool:
             old.scatter(1, target, torch.where(filled, x.gather(1, source), old.gather(1, target)))
             for old, x in zip((self.positions, self.segments, self.ranks), told, strict=True)
         ]
-        return Pool(self.bits, codes[0], codes[1], notes[0], notes[1], notes[2])
+        moved = self.moved.scatter(1, target, self.moved.gather(1, target).masked_fill(filled, 0))
+        return Pool(self.bits, codes[0], codes[1], notes[0], notes[1], notes[2], moved)
 
     def select(self, rows: Int[Tensor, " r"]) -> "Pool":
         """A copy of these rows."""
         codes = [Codes(part.codes[rows], part.scale[rows], part.low[rows]) for part in (self.keys, self.values)]
-        return Pool(self.bits, codes[0], codes[1], self.positions[rows], self.segments[rows], self.ranks[rows])
+        notes = [x[rows] for x in (self.positions, self.segments, self.ranks, self.moved)]
+        return Pool(self.bits, codes[0], codes[1], *notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,8 @@ class Thoughts:
         self._entries = Entries(layer, depth)
         self._pools: tuple[Pool, ...] = ()
         self._table: tuple[Table, ...] = ()
+        # whether any token in a slot was moved from where it came
+        self._closed = False
 
     @property
     def nbytes(self) -> int:
@@ -205,6 +218,21 @@ class Thoughts:
         # a prompt is nobody's turn of thought
         self._close(entries.count, torch.full((len(keep), -(-entries.count // SEGMENT)), 2, device=keep.device))
 
+    def close_up(self) -> None:
+        """See `mmsdk.kv.policy.Closing`."""
+        entries = self._entries
+        if not self._pools:
+            entries.close_up()
+            return
+        now = torch.cat([*(pool.positions for pool in self._pools), entries.positions[:, 0]], 1)
+        order = now.argsort(dim=1, stable=True)
+        place = (now.gather(1, order) >= 0).cumsum(1) - 1
+        closed = torch.zeros_like(order).scatter_(1, order, place).where(now >= 0, -1)
+        *slots, opened = closed.split([*(pool.positions.shape[1] for pool in self._pools), entries.count], 1)
+        entries.place(opened[:, None])
+        self._pools = tuple(pool.placed(positions) for pool, positions in zip(self._pools, slots, strict=True))
+        self._closed = True
+
     def view(self) -> LayerView:
         """See `LayerStore`: a copy, in order of positions."""
         if not self._pools:
@@ -227,7 +255,7 @@ class Thoughts:
     def fork(self) -> "Thoughts":
         """See `LayerStore`. Pools are replaced and never changed, so that they are shared."""
         other = Thoughts(self._thinking, self._amount, self._entries.layer, self._entries.depth)
-        other._entries, other._pools, other._table = self._entries.fork(), self._pools, self._table
+        other._entries, other._pools, other._table, other._closed = self._entries.fork(), self._pools, self._table, self._closed
         return other
 
     def _everything(self) -> LayerView:
@@ -236,6 +264,9 @@ class Thoughts:
         parts = [(*pool.unpacked(entries.keys.shape[3], entries.keys.dtype), pool.positions) for pool in self._pools]
         parts.append((entries.keys, entries.values, entries.positions[:, 0]))
         keys, values = (torch.cat([part[place] for part in parts], 2) for place in (0, 1))
+        if self._closed:
+            by = torch.cat([*(pool.moved for pool in self._pools), torch.zeros_like(entries.positions[:, 0])], 1)
+            keys = entries.turning.further(keys, by[:, None])
         positions = torch.cat([part[2] for part in parts], 1)
         return LayerView(keys, values, positions, positions >= 0, (positions >= 0).sum(1))
 

@@ -13,7 +13,8 @@ therefore parted when they have been read (`mmsdk.kv.policy.InStep`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -112,6 +113,27 @@ class Tiers:
             longest = entries.count if entries.whole else int(entries.lengths.max())
             self._sizes = (self._plan.sizes(kept(self._amount, longest)),)
         self._age(self._sizes[0], 0)
+
+    def close_up(self) -> None:
+        """See `mmsdk.kv.policy.Closing`. Tokens that are exact and means of far follow one another: a mean, however many tokens it is of,
+        takes one place, to which its latest token moves and the others with it; a mean of mid goes where its block does.
+        """
+        entries, sizes = self._entries, self._sizes
+        if not self._means or not sizes:
+            entries.close_up()
+            return
+        far = self._means[0].part(self._mid, self._means[0].count)
+        now = torch.cat((far.positions, entries.positions[:, 0]), 1)
+        order = now.argsort(dim=1, stable=True)
+        place = (now.gather(1, order) >= 0).cumsum(1) - 1
+        closed = torch.zeros_like(order).scatter_(1, order, place).where(now >= 0, -1)
+        by = (closed - now)[:, None, : far.count]
+        far = replace(far, keys=entries.turning.further(far.keys, by), positions=closed[:, : far.count])
+        entries.place(closed[:, None, far.count :])
+        self._mids = (merged(*self._blocks()),) if self._mids else ()
+        ends = list(accumulate((means.count for means in self._far), initial=0))
+        self._far = [far.part(*part) for part in pairwise(ends)]
+        self._gather()
 
     def view(self) -> LayerView:
         """Means, each at the position of its latest token, and exact tokens behind them: a copy where there are means."""

@@ -10,7 +10,8 @@ place of its mean, so that nothing counts twice.
 
 [published] the three levels, sizes that grow with distance and a choice by compressed entries are V4's, where all of it is learned.
 [reconstruction] everything here: nothing is trained, means stand for learned compression and products with them for the indexer, originals
-are kept in mid so that they can be recalled, and far has several rates. V4's numbers say nothing about it.
+are kept in mid so that they can be recalled, far has several rates, and where positions of a stream close up a mean takes one place. V4's
+numbers say nothing about it.
 """
 
 from dataclasses import dataclass
