@@ -101,9 +101,6 @@ def _kind(name: str, folder: Path) -> str:
             raise ModelError(f"{name} has no {SETTINGS}, so its family is unknown; supported: {_supported()}")
         return trained[0]
     kind = read_fields(config).text("model_type", "")
-    if kind in text.OWN:
-        reader = f"mmsdk.models.text.{kind}.read_decoder"
-        raise ModelError(f"{name} is of the family {kind!r}, which no pipeline runs; {reader} reads its decoder")
     if kind not in families():
         raise ModelError(f"{name} is of the family {kind!r}, which is not supported; supported: {_supported()}")
     return kind

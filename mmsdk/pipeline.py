@@ -33,6 +33,8 @@ from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import EarlyStopping, GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
+from mmsdk.kv.memory import PagedMemory, RoundedMemory
+from mmsdk.kv.policy_memory import PolicyMemory
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.recall import Recall, recalling
@@ -125,7 +127,8 @@ def pipeline(
 class Pipeline:
     """A model and what its compress stage does. Calls share nothing but what `recall` keeps, which goes by content and changes no answer.
 
-    A batch runs `batch_size` rows at a time, which bounds its memory and changes no answer. Raises InputError where that is below 1.
+    A batch runs `batch_size` rows at a time, which bounds its memory and changes no answer. Raises InputError where that is below 1, and
+    for a memory that does not hold what the model remembers.
     """
 
     vlm: VLM
@@ -136,6 +139,9 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         _check_number("batch_size", self.batch_size)
+        if self.vlm.decoder.config.levels and isinstance(self.recall.memory, PagedMemory | RoundedMemory | PolicyMemory):
+            told = "this model remembers in levels, coarser with distance, and no other memory holds those"
+            raise InputError(f"{told}; leave it out, or write dense", item="kv")
 
     def __copy__(self) -> "Pipeline":
         return replace(self)

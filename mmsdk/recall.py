@@ -145,7 +145,7 @@ def keys_of(
     `contents` and `entering` are of each visual input of a row: what it is, and the tokens of it that go into the decoder. `worn` tells a
     row's adapters from any others.
     """
-    model = digest(recall.tenant.encode(), vlm.name.encode(), str(vlm.decoder.norm.weight.dtype).encode())
+    model = digest(recall.tenant.encode(), vlm.name.encode(), str(vlm.decoder.dtype).encode())
     rows = []
     for index, tokens in entering.items():
         plan, prompt, root = plans[index], prompts[index], digest(model, worn(index))

@@ -173,6 +173,8 @@ def prepare(
     Raises InputError where `room` leaves none for any prompt.
     """
     cuts = cuts_of(compression, vlm.decoder.config.layers)
+    if vlm.decoder.config.levels and (cuts or compression.proportional):
+        raise InputError("this model's levels take every token, and as it is; leave it out", item="compress")
     if compression.proportional and not isinstance(recall.memory, DenseMemory):
         raise InputError(
             f"{PROPORTIONAL} is for memories that keep every token as it is in one piece: leave it, or kv, out", item="compress"
@@ -315,7 +317,7 @@ def _prefilled(
         Laid(row.embeddings, row.positions, own, row.deep, row.turns, row.following, row.mass) for row, own in zip(rows, spans, strict=True)
     ]
     config, first = decoder.config, rows[0].embeddings
-    shape = Shape(config.layers, config.kv_heads, config.entry, first.dtype, first.device)
+    shape = Shape(config.layers, config.kv_heads, config.entry, first.dtype, first.device, config.levels)
     cache, known = memory.begin(shape, capacities(decoder, laid, cuts, room), _searched(laid, keys, memory.page), copies, room)
     run = prefill_into(decoder, [rest_of(*one) for one in zip(laid, known, strict=True)], cuts, cache, memory.chunk)
     memory.learn(cache, keys)

@@ -333,5 +333,6 @@ def _check(vlm: VLM, compression: Compression) -> None:
     if compression.asks:
         raise PluginError("a method that wants to know the question cannot compress a stream, which is read before one is asked")
     config = vlm.decoder.config
-    if config.rope_sections.counts or isinstance(config.rope_scaling, Dynamic | LongRope) or isinstance(config.attention, Latent):
+    grown = isinstance(config.rope_scaling, Dynamic | LongRope)
+    if config.rope_sections.counts or grown or config.levels or isinstance(config.attention, Latent):
         raise ModelError(f"{vlm.name}: its keys cannot be moved to other positions, so that an endless stream would leave its context")

@@ -22,17 +22,14 @@ from mmsdk.apps.console import Cell, counted
 from mmsdk.apps.paths import PATHS, ids_of, text_model
 from mmsdk.attention.mla import Latent
 from mmsdk.decoder.config import DecoderConfig
-from mmsdk.decoder.deepseek_v4 import DeepseekV4Decoder
-from mmsdk.decoder.deepseek_v4_config import DeepseekV4Config
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.families import open_model
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
-from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.memory import DenseMemory, Shape
 from mmsdk.kv.types import KVCache
 from mmsdk.models.text import read_decoder
-from mmsdk.models.text.deepseek_v4 import read_decoder as read_v4
 from mmsdk.models.types import VLM
 from mmsdk.weights.bundle import pull
 
@@ -103,8 +100,7 @@ class Parity:
         apart, same = [], []
         with TemporaryDirectory() as folder:
             replica = TextReplica.write(kind, Path(folder))
-            read = read_v4 if kind == "deepseek_v4" else read_decoder
-            decoder: Decoder | DeepseekV4Decoder = read(Path(folder), torch.float32)
+            decoder = read_decoder(Path(folder), torch.float32)
             for prompt in prompts:
                 theirs = replica.says(prompt, tokens)
                 whole = torch.cat((prompt, torch.tensor([theirs])), dim=1)
@@ -122,8 +118,8 @@ class Parity:
         return _row(kind, vlm.decoder, apart, same, len(same) * tokens)
 
 
-def _row(model: str, decoder: Decoder | DeepseekV4Decoder, apart: Sequence[float], same: Sequence[bool], tokens: int) -> dict[str, Cell]:
-    held, heads = _in_levels(decoder.config) if isinstance(decoder, DeepseekV4Decoder) else _cached(decoder.config)
+def _row(model: str, decoder: Decoder, apart: Sequence[float], same: Sequence[bool], tokens: int) -> dict[str, Cell]:
+    held, heads = _cached(decoder.config)
     return {
         "model": model,
         "max_abs_logit_diff": max(apart, default=None),
@@ -134,22 +130,20 @@ def _row(model: str, decoder: Decoder | DeepseekV4Decoder, apart: Sequence[float
     }
 
 
-def _cached(config: DecoderConfig) -> tuple[int, int]:
-    """Bytes of a token in float32: of what is cached, and of a key and a value for every query head."""
+def _cached(config: DecoderConfig) -> tuple[float, int]:
+    """Bytes of a token in float32: of what is cached, and of a key and a value for every query head.
+
+    Of levels it is what a token adds to compressed entries; windows do not grow.
+    """
     value = config.attention.value if isinstance(config.attention, Latent) else config.head_dim
     number = torch.float32.itemsize * config.layers
-    return number * config.kv_heads * sum(config.entry), number * config.heads * (config.head_dim + value)
+    heads = number * config.heads * (config.head_dim + value)
+    for plan in config.levels:
+        return sum(torch.float32.itemsize * one.width / one.rate for layer in plan.series for one in layer), heads
+    return number * config.kv_heads * sum(config.entry), heads
 
 
-def _in_levels(config: DeepseekV4Config) -> tuple[float, int]:
-    """The same of compressed entries; windows, which do not grow, left out."""
-    series = [one for layer in config.plan.series for one in layer]
-    return sum(torch.float32.itemsize * one.width / one.rate for one in series), 8 * config.layers * config.heads * config.head_dim
-
-
-def _say(
-    decoder: Decoder | DeepseekV4Decoder, prompt: Int[Tensor, "1 s"], tokens: int, decode: Callable[[Sequence[int]], str]
-) -> list[int]:
+def _say(decoder: Decoder, prompt: Int[Tensor, "1 s"], tokens: int, decode: Callable[[Sequence[int]], str]) -> list[int]:
     hidden, cache = _read(decoder, prompt, tokens)
     (row,) = collect(generate(decoder, hidden[:, -1], cache, [GenerationConfig(max_tokens=tokens)], decode, frozenset()), 1)
     if isinstance(row.finish, ModelError):
@@ -174,18 +168,15 @@ def _theirs(path: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[list
 
 
 @torch.no_grad()
-def _read(decoder: Decoder | DeepseekV4Decoder, ids: Int[Tensor, "1 s"], room: int) -> tuple[Float[Tensor, "1 s d"], KVCache]:
+def _read(decoder: Decoder, ids: Int[Tensor, "1 s"], room: int) -> tuple[Float[Tensor, "1 s d"], KVCache]:
     length = ids.shape[1]
-    if isinstance(decoder, DeepseekV4Decoder):
-        memory = decoder.memory(1, length + room)
-        return decoder(decoder.embed(ids), torch.arange(length)[None], memory), memory
     config = decoder.config
-    sizes = config.layers, 1, config.kv_heads, config.entry, length + room
-    cache = DenseCache.allocate(*sizes, torch.float32, "cpu")
+    shape = Shape(config.layers, config.kv_heads, config.entry, torch.float32, torch.device("cpu"), config.levels)
+    cache, _ = DenseMemory().begin(shape, [length + room] * config.layers, [()])
     return decoder(decoder.embed(ids), torch.arange(length)[None], cache), cache
 
 
 @torch.no_grad()
-def _logits(decoder: Decoder | DeepseekV4Decoder, ids: Int[Tensor, "1 s"]) -> Float[Tensor, "s v"]:
+def _logits(decoder: Decoder, ids: Int[Tensor, "1 s"]) -> Float[Tensor, "s v"]:
     scores: Tensor = decoder.logits(_read(decoder, ids, 0)[0])[0]
     return scores

@@ -19,8 +19,7 @@ __all__ = ["KINDS", "VOCABULARY", "Kind", "TextReplica"]
 Kind = Literal[
     "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"
 ]  # fmt: skip
-# What `mmsdk.models.text.read_decoder` reads; V4 has a decoder of its own.
-KINDS: tuple[Kind, ...] = get_args(Kind)[:-1]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 VOCABULARY = 256
 
 _YARN = {

@@ -6,6 +6,7 @@ from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.memory import Memory, Shape
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.policy_cache import PolicyCache
+from mmsdk.kv.three_level import ThreeLevelCache
 from mmsdk.kv.types import KVCache
 
 __all__ = ["Noted"]
@@ -31,7 +32,8 @@ class Noted:
     @property
     def megabytes(self) -> float:
         """MB of keys and values that the last cache holds, room for the rest of the answer included where it was set aside."""
-        return sum(cache.nbytes for cache in self._cache if isinstance(cache, DenseCache | PagedCache | PolicyCache)) / 1e6
+        counted = DenseCache | PagedCache | PolicyCache | ThreeLevelCache
+        return sum(cache.nbytes for cache in self._cache if isinstance(cache, counted)) / 1e6
 
     def begin(
         self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0

@@ -9,6 +9,7 @@ from mmsdk.decoder.moe import Mixture
 from mmsdk.decoder.rope import Dynamic, LongRope, Scaling, Sections, Unscaled
 from mmsdk.decoder.sight import Local, Sees
 from mmsdk.errors import ModelError
+from mmsdk.kv.three_level import Plan
 
 __all__ = ["DecoderConfig", "Grouped", "Plain"]
 
@@ -34,6 +35,7 @@ class DecoderConfig:
     Llama has no switch on, Qwen2 has `qkv_bias`, Qwen3 has `qk_norm`: an RMSNorm over each head of queries and keys, before the rotation.
     Qwen's vision-language models turn heads along three axes, by `rope_sections`.
     DeepSeek's have latent attention, with a single key-value head, and a mixture of experts in most layers, `inner` being for the others.
+    DeepSeek-V4 attends to levels of memory, by their plan, and its own `DeepseekV4Config` says the rest; this is what others ask about it.
     Gemma has the `activation` "gelu_tanh", adds `norm_offset` to the weights of its norms and multiplies the embeddings of words by
     `embedding_scale`, the root of its width. Gemma 3 also has norms behind attention and feed-forward (`post_norms`), scales queries by
     `query_scale` and has `local` layers. `sees` is told in `mmsdk.decoder.sight`.
@@ -64,7 +66,7 @@ class DecoderConfig:
     query_scale: float = 1.0
     local: Local = Local()
     sees: Sees = "before"
-    attention: Grouped | Latent = field(default_factory=Grouped)
+    attention: Grouped | Latent | Plan = field(default_factory=Grouped)
     feed: Plain | Mixture = field(default_factory=Plain)
 
     @property
@@ -72,7 +74,12 @@ class DecoderConfig:
         """Widths of the key and of the value that a token leaves in each key-value head of a layer's cache."""
         if isinstance(self.attention, Latent):
             return self.attention.width, self.attention.indexer.width
-        return self.head_dim, self.head_dim
+        return self.head_dim, 0 if isinstance(self.attention, Plan) else self.head_dim
+
+    @property
+    def levels(self) -> tuple[Plan, ...]:
+        """The plan of a memory of levels; none where each layer remembers every token."""
+        return (self.attention,) if isinstance(self.attention, Plan) else ()
 
     @property
     def rotated(self) -> int:

@@ -15,7 +15,7 @@ All of it published, as in transformers' deepseek_v4, without the layer that pre
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmsdk.attention.levels import attend
@@ -24,15 +24,19 @@ from mmsdk.decoder.compressor import Step, past_of
 from mmsdk.decoder.deepseek_v4_config import DIGITS, DeepseekV4Config
 from mmsdk.decoder.hashed import HashedMLP, RoutedMLP
 from mmsdk.decoder.hyper import HyperConnection, HyperHead, spread
-from mmsdk.decoder.linear import Linear, scores
+from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Unscaled
 from mmsdk.decoder.trailing import TrailingRope
-from mmsdk.errors import InputError, ModelError
+from mmsdk.decoder.transformer import Decoder, no_express
+from mmsdk.errors import InputError
 from mmsdk.kv.three_level import ThreeLevelCache
 from mmsdk.kv.types import KVCache
 
 __all__ = ["DeepseekV4Decoder", "SharedHeadAttention"]
+
+# Tokens of a row that go through all layers at one time: their streams, several a token, are what a long prompt takes most of.
+_PART = 2048
 
 
 class SharedHeadAttention(nn.Module):
@@ -102,75 +106,104 @@ class Layer(nn.Module):
         return out
 
 
-class DeepseekV4Decoder(nn.Module):
-    """Made from a checkpoint by `of`. It speaks through `mmsdk.generate` as other decoders do, with a memory that `memory` makes.
+class DeepseekV4Decoder(Decoder):
+    """Made from a checkpoint by `made`. It takes the place of other decoders, with a memory of its own kind: see `memory`.
 
-    Hash layers choose experts by the token itself, so that a token enters as its vector and its id: `embed` writes the id behind the
-    vector, as three digits in base 256, which every dtype holds exactly.
+    `config` is what all decoders are asked about, `sizes` are its own. Hash layers choose experts by the token itself, so that a token
+    enters as its vector and its id: `embed` writes the id behind the vector, as three digits in base 256, which every dtype holds exactly.
+    Long prompts go through in parts, which gives the same as at once.
     """
 
-    def __init__(self, config: DeepseekV4Config) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocabulary, config.stream), freeze=False)
-        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.layers))
-        self.hyper = HyperHead(config.stream, config.streams, config.hyper_eps, config.norm_eps)
-        self.norm = RMSNorm(config.stream, config.norm_eps)
-        self.head = Linear(config.stream, config.vocabulary, bias=False)
-        self._near = TrailingRope(config.turning, config.theta, Unscaled())
-        self._far = TrailingRope(config.turning, config.compressed_theta, config.compressed_scaling)
+    def __init__(self, sizes: DeepseekV4Config) -> None:
+        nn.Module.__init__(self)
+        self.config, self.sizes = sizes.outline, sizes
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(sizes.vocabulary, sizes.stream), freeze=False)
+        self.layers = nn.ModuleList(Layer(sizes, layer) for layer in range(sizes.layers))
+        self.hyper = HyperHead(sizes.stream, sizes.streams, sizes.hyper_eps, sizes.norm_eps)
+        self.norm = RMSNorm(sizes.stream, sizes.norm_eps)
+        self.head = nn.Identity() if sizes.tied else Linear(sizes.stream, sizes.vocabulary, bias=False)
+        self.express = no_express
+        self._near = TrailingRope(sizes.turning, sizes.theta, Unscaled())
+        self._far = TrailingRope(sizes.turning, sizes.compressed_theta, sizes.compressed_scaling)
 
     @classmethod
-    def of(cls, config: DeepseekV4Config, state: Mapping[str, Tensor]) -> "DeepseekV4Decoder":
-        """A decoder on these very tensors, which are not copied and set the dtype and the device.
-
-        Raises ModelError where a tensor is missing, unknown or of another shape than the config says.
-        """
+    def made(cls, sizes: DeepseekV4Config, state: Mapping[str, Tensor]) -> "DeepseekV4Decoder":
+        """A decoder on these very tensors, which are not copied and set the dtype and the device. Raises as `Decoder.of` does."""
         with torch.device("meta"):
-            decoder = cls(config)
-        expected = {name: tensor.shape for name, tensor in decoder.state_dict().items()}
-        for name in sorted(expected.keys() ^ state.keys()):
-            raise ModelError(f"tensor {name!r} is {'missing' if name in expected else 'not part of this decoder'}")
-        for name, tensor in state.items():
-            if tensor.shape != expected[name]:
-                raise ModelError(f"tensor {name!r} is {tuple(tensor.shape)}, the config says {tuple(expected[name])}")
-        decoder.load_state_dict(state, assign=True)
-        return decoder.eval()
+            decoder = cls(sizes)
+        decoder.fill(state)
+        return decoder
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in; norms are wider."""
+        return self._key.dtype
 
     def memory(self, rows: int, capacity: int) -> ThreeLevelCache:
         """An empty memory with room for the entries of `capacity` tokens a row; more tokens double it."""
-        weight = self.embedding.weight
-        return ThreeLevelCache.allocate(self.config.plan, rows, capacity, weight.dtype, weight.device)
+        return ThreeLevelCache.allocate(self.sizes.plan, rows, capacity, self.dtype, self._key.device)
 
     def embed(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
         """Token ids to vectors of the stream's width, each with the digits of its id behind it."""
         digits = torch.stack([ids // 256**place % 256 for place in range(DIGITS)], dim=-1)
-        return torch.cat((self.embedding(ids), digits.to(self.embedding.weight.dtype)), dim=-1)
+        return torch.cat((self.embedding(ids), digits.to(self.dtype)), dim=-1)
 
-    def forward(self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], cache: KVCache) -> Float[Tensor, "b s w"]:
+    def forward(
+        self,
+        x: Float[Tensor, "b s d"],
+        positions: Int[Tensor, "b s"],
+        cache: KVCache,
+        mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
+    ) -> Float[Tensor, "b s w"]:
         """Hidden states [b s stream] of the new tokens, final norm applied; the cache then holds them too.
 
         `positions` count a row's tokens from 0 without a gap, -1 for padding, which gives something finite without a meaning.
-        Raises InputError for a cache of another kind, and as `ThreeLevelCache.advance` does.
+        Raises InputError for a cache of another kind, for a mask, and as `ThreeLevelCache.advance` does.
         """
-        if not isinstance(cache, ThreeLevelCache):
-            raise InputError(f"it is a {type(cache).__name__}; DeepSeek-V4 remembers in three levels, take decoder.memory()", item="cache")
-        cache.advance(positions)
-        step = Step(cache, positions, self._ids(x), self._near(positions), self._far(positions), self._far)
-        streams = spread(x[..., : self.config.stream], self.config.streams)
-        for layer in self.layers:
-            streams = layer(streams, step)
-        out: Tensor = self.norm(self.hyper(streams))
+        out: Tensor = self.norm(self.run(x, positions, cache, range(self.sizes.layers), mask)[0])
         return out
 
-    def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
-        """Scores of the next token, in float32."""
-        return scores(hidden, self.head.weight)
+    def run(
+        self,
+        x: Float[Tensor, "b s d"],
+        positions: Int[Tensor, "b s"],
+        cache: KVCache,
+        layers: range,
+        mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
+        turns: tuple[Int[Tensor, "*c b s"], ...] = (),
+        deep: Sequence[Float[Tensor, "b s d"]] = (),
+        reach: tuple[Int[Tensor, "b s"], ...] = (),
+    ) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
+        """See `Decoder.run`: of all layers at once, and both are the stream after them, since before the last one there are several."""
+        if not isinstance(cache, ThreeLevelCache):
+            raise InputError(f"it is a {type(cache).__name__}; DeepSeek-V4 remembers in three levels, take decoder.memory()", item="cache")
+        if mask is not None:
+            raise InputError("who sees what is decided by the levels; leave it out", item="mask")
+        assert not (turns or deep or reach), "these are for what is seen, and this model reads text"
+        parts = [self._through(*part, cache, layers) for part in zip(x.split(_PART, 1), positions.split(_PART, 1), strict=True)]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return out, out
 
     def among(self, rows: Sequence[int]) -> "DeepseekV4Decoder":
         """The decoder of these rows of the batch: the same for all."""
         return self
 
+    @property
+    def _key(self) -> Tensor:
+        """A matrix that is never stored in fewer bits."""
+        return self.get_parameter("layers.0.attention.kv.weight")
+
+    def _through(
+        self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], cache: ThreeLevelCache, layers: range
+    ) -> Float[Tensor, "b s w"]:
+        cache.advance(positions, layers)
+        step = Step(cache, positions, self._ids(x), self._near(positions), self._far(positions), self._far)
+        streams = spread(x[..., : self.sizes.stream], self.sizes.streams)
+        for layer in self.layers:
+            streams = layer(streams, step)
+        out: Tensor = self.hyper(streams)
+        return out
+
     def _ids(self, x: Float[Tensor, "b s d"]) -> Int[Tensor, "b s"]:
         values = torch.tensor([256**place for place in range(DIGITS)], device=x.device)
-        return (x[..., self.config.stream :].long() * values).sum(-1).clamp(0, self.config.vocabulary - 1)
+        return (x[..., self.sizes.stream :].long() * values).sum(-1).clamp(0, self.sizes.vocabulary - 1)

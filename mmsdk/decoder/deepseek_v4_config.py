@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.moe import Mixture
 from mmsdk.decoder.rope import Scaling
 from mmsdk.errors import ModelError
@@ -59,6 +60,7 @@ class DeepseekV4Config:
     rounds: int = 20
     hyper_eps: float = 1e-6
     norm_eps: float = 1e-6
+    tied: bool = False
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -89,6 +91,25 @@ class DeepseekV4Config:
         if kind == "csa":
             return Series("csa", self.head_dim, self.csa_rate, True), Series("indexer", self.index_dim, self.csa_rate, True)
         return (Series("hca", self.head_dim, self.hca_rate, False),) if kind == "hca" else ()
+
+    @property
+    def outline(self) -> DecoderConfig:
+        """What all decoders are asked about."""
+        return DecoderConfig(
+            vocabulary=self.vocabulary,
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=1,
+            head_dim=self.head_dim,
+            inner=self.mixture.inner,
+            context=self.context,
+            norm_eps=self.norm_eps,
+            rope_theta=self.theta,
+            tied=self.tied,
+            attention=self.plan,
+            feed=self.mixture,
+        )
 
     @property
     def plan(self) -> Plan:

@@ -11,7 +11,7 @@ alone, by which training keeps the experts' loads even without a loss; a group i
 [published] all of it. Letters: n tokens, k experts of a token, e experts, f inner width, d width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -106,13 +106,21 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed experts, their matrices below one another: gate and up [(e 2 f) d], gate first, and down [(e d) f]."""
+    """The routed experts, their matrices below one another: gate and up [(e 2 f) d], gate first, and down [(e d) f].
+
+    In fewer bits each expert has linear layers of its own in their place (`hold`), on the processor.
+    """
 
     def __init__(self, width: int, mixture: Mixture, gating: Callable[[Tensor, Tensor], Tensor] = swiglu) -> None:
         super().__init__()
         self.count, self.gating = mixture.experts, gating
-        self.gate_up = nn.Parameter(torch.zeros(mixture.experts * 2 * mixture.inner, width))
-        self.down = nn.Parameter(torch.zeros(mixture.experts * width, mixture.inner))
+        self.gate_up: nn.Parameter | nn.ModuleList = nn.Parameter(torch.zeros(mixture.experts * 2 * mixture.inner, width))
+        self.down: nn.Parameter | nn.ModuleList = nn.Parameter(torch.zeros(mixture.experts * width, mixture.inner))
+
+    def hold(self, name: str, linears: Sequence[nn.Module]) -> None:
+        """Linear layers, one an expert, in the place of "gate_up" or "down"."""
+        assert len(linears) == self.count, "every expert has one"
+        setattr(self, name, nn.ModuleList(linears))
 
     def forward(self, x: Float[Tensor, "n d"], experts: Int[Tensor, "n k"], weights: Float[Tensor, "n k"]) -> Float[Tensor, "n d"]:
         """The weighted sum of what its experts make of each token, summed in float32."""
@@ -128,22 +136,29 @@ class Experts(nn.Module):
         order = flat.argsort()
         counts = flat.bincount(minlength=self.count).tolist()
         parts = x[order // experts.shape[1]].split(counts)
-        gate_up, down = self._matrices()
-        made = [self._one(part, gate_up[i], down[i]) for i, part in enumerate(parts) if len(part)]
+        made = [self._one(part, expert) for expert, part in enumerate(parts) if len(part)]
         return x.new_empty(len(flat), x.shape[1]).index_copy(0, order, torch.cat(made))
 
-    def _one(self, x: Float[Tensor, "n d"], gate_up: Float[Tensor, "_ d"], down: Float[Tensor, "d f"]) -> Float[Tensor, "n d"]:
-        return product(self.gating(*product(x, gate_up).chunk(2, dim=-1)), down)
+    def _one(self, x: Float[Tensor, "n d"], expert: int) -> Float[Tensor, "n d"]:
+        hidden = self.gating(*self._product(x, self.gate_up, expert).chunk(2, dim=-1))
+        return self._product(hidden, self.down, expert)
+
+    def _product(self, x: Float[Tensor, "n i"], matrices: nn.Parameter | nn.ModuleList, expert: int) -> Float[Tensor, "n o"]:
+        if isinstance(matrices, nn.ModuleList):
+            out: Tensor = matrices[expert](x)
+            return out
+        return product(x, self._parted(matrices)[expert])
 
     def _each(self, x: Float[Tensor, "n d"], experts: Int[Tensor, "n k"]) -> Float[Tensor, "_ d"]:
         """Every token with copies of its own experts' matrices."""
-        gate_up, down = (matrices[experts.flatten()] for matrices in self._matrices())
+        gate_up, down = (self._parted(matrices)[experts.flatten()] for matrices in (self.gate_up, self.down))
         tokens = x.repeat_interleave(experts.shape[1], dim=0)
         hidden = self.gating(*torch.bmm(gate_up, tokens[..., None]).squeeze(-1).chunk(2, dim=-1))
         return torch.bmm(down, hidden[..., None]).squeeze(-1)
 
-    def _matrices(self) -> tuple[Float[Tensor, "e _ d"], Float[Tensor, "e d f"]]:
-        return self.gate_up.unflatten(0, (self.count, -1)), self.down.unflatten(0, (self.count, -1))
+    def _parted(self, matrices: nn.Parameter | nn.ModuleList) -> Float[Tensor, "e o i"]:
+        assert isinstance(matrices, nn.Parameter), "those in fewer bits are each by itself"
+        return matrices.unflatten(0, (self.count, -1))
 
 
 class MixedMLP(nn.Module):

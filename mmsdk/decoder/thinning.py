@@ -165,7 +165,7 @@ def _chunked(
     cache: KVCache,
     layers: range,
     chunk: int,
-) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
+) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
     """The stream after these layers and before the last of them, a chunk of tokens through all the layers at a time.
 
     Tokens that see what comes after them go through together.

@@ -201,14 +201,24 @@ class Decoder(nn.Module):
         """
         with torch.device("meta"):
             decoder = cls(config, core)
-        expected = {name: tensor.shape for name, tensor in decoder.state_dict().items()}
+        decoder.fill(state)
+        return decoder
+
+    def fill(self, state: Mapping[str, Tensor]) -> None:
+        """Put these very tensors into one that was made without memory. Raises as `of` does."""
+        expected = {name: tensor.shape for name, tensor in self.state_dict().items()}
         for name in sorted(expected.keys() ^ state.keys()):
             raise ModelError(f"tensor {name!r} is {'missing' if name in expected else 'not part of this decoder'}")
         for name, tensor in state.items():
             if tensor.shape != expected[name]:
                 raise ModelError(f"tensor {name!r} is {tuple(tensor.shape)}, the config says {tuple(expected[name])}")
-        decoder.load_state_dict(state, assign=True)
-        return decoder.eval()
+        self.load_state_dict(state, assign=True)
+        self.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in."""
+        return self.norm.weight.dtype
 
     def embed(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
         """Token ids to vectors of the decoder's width."""

@@ -6,7 +6,8 @@
     memory.said(ids)                                        # and what was answered, once it has been
 
 A prompt that goes on where the last answer ended finds all of it; one in which something was changed finds what stands before that: the
-cache is cut back to there, to the token. What lies behind that is written over, so that it does not matter how an answer ended.
+cache is cut back to there, to the token. What lies behind that is written over, so that it does not matter how an answer ended. A memory of
+levels goes back to the end of a prompt that it has read, the last one that the new one begins with.
 """
 
 import sys
@@ -17,6 +18,7 @@ from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.memory import DenseMemory, RoundedMemory, Shape
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.prefix import onward
+from mmsdk.kv.three_level import ThreeLevelCache
 from mmsdk.kv.types import KVCache
 
 __all__ = ["HeldMemory"]
@@ -27,7 +29,7 @@ class HeldMemory:
 
     def __init__(self, memory: DenseMemory | RoundedMemory) -> None:
         self._memory = memory
-        self._cache: tuple[DenseCache | PagedCache, ...] = ()
+        self._cache: tuple[DenseCache | PagedCache | ThreeLevelCache, ...] = ()
         # of the tokens that the cache is known to hold, in order
         self._keys: list[bytes] = []
         self._room = 0
@@ -63,6 +65,8 @@ class HeldMemory:
     def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
         """See `Memory`."""
         self._keys = list(keys[0])
+        if isinstance(cache, ThreeLevelCache):
+            cache.mark()
 
     def said(self, ids: Sequence[int]) -> None:
         """What was said after the last prompt; those of it that the cache holds are known then."""
@@ -74,12 +78,12 @@ class HeldMemory:
         """How many tokens both begin with: a key stands for all that lies before it, too."""
         return bisect_left(range(min(len(keys), len(self._keys))), True, key=lambda place: keys[place] != self._keys[place])
 
-    def _fresh(self, shape: Shape, capacities: Sequence[int], copies: int, room: int) -> DenseCache | PagedCache:
+    def _fresh(self, shape: Shape, capacities: Sequence[int], copies: int, room: int) -> DenseCache | PagedCache | ThreeLevelCache:
         grows = isinstance(self._memory, DenseMemory)
         # blocks are set aside ahead: for a conversation twice as long as this, which is then read anew
         wanted = list(capacities) if grows else [2 * capacity for capacity in capacities]
         self._room = sys.maxsize if grows else max(wanted)
         self._answers = (sys.maxsize, sys.maxsize) if grows else (copies, room)
         cache, _ = self._memory.begin(shape, wanted, [()], copies, room)
-        assert isinstance(cache, DenseCache | PagedCache), "a memory of either kind gives one of these"
+        assert isinstance(cache, DenseCache | PagedCache | ThreeLevelCache), "a memory of either kind gives one of these"
         return cache

@@ -26,6 +26,7 @@ from mmsdk.kv.rounded import PAGE as ROUNDED_PAGE
 from mmsdk.kv.rounded import WINDOW, RoundedPages
 from mmsdk.kv.rounding import Bits, names
 from mmsdk.kv.shape import Shape
+from mmsdk.kv.three_level import ThreeLevelCache
 from mmsdk.kv.types import KVCache
 from mmsdk.vision.values import shown
 
@@ -68,7 +69,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseMemory:
-    """One block of memory per call and layer; nothing is remembered."""
+    """One block of memory per call and layer, or the levels of a model that remembers in those; nothing is remembered between calls."""
 
     @property
     def page(self) -> int:
@@ -84,6 +85,8 @@ class DenseMemory:
         self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
     ) -> tuple[KVCache, list[int]]:
         """See `Memory`."""
+        for plan in shape.levels:
+            return ThreeLevelCache.allocate(plan, len(keys), max(capacities), shape.dtype, shape.device), [0] * len(keys)
         sizes = shape.layers, len(keys), shape.kv_heads, shape.head_dim, capacities
         return DenseCache.allocate(*sizes, shape.dtype, shape.device), [0] * len(keys)
 

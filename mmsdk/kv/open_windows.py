@@ -4,6 +4,7 @@ Every `rate` tokens of a row make one entry. Until its window is complete a toke
 overlap, the window before the open one waits too. So a series holds n / rate entries and fewer than 2 rate tokens, whatever n is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,17 @@ class Waiting:
     def select(self, rows: Int[Tensor, " r"]) -> "Waiting":
         """A copy of these rows."""
         return Waiting(self._series, self._content[rows], self._gates[rows])
+
+    @staticmethod
+    def joined(parts: Sequence["Waiting"]) -> "Waiting":
+        """The rows of several of one series: a copy."""
+        content, gates = (torch.cat(tensors) for tensors in zip(*((part._content, part._gates) for part in parts), strict=True))
+        return Waiting(parts[0]._series, content, gates)
+
+    def emptied(self) -> "Waiting":
+        """As it was before the first token."""
+        like = self._content
+        return Waiting.empty(self._series, len(like), like.dtype, like.device)
 
     def add(self, tokens: Tokens, content: Float[Tensor, "b s c"], gates: Float[Tensor, "b s c"]) -> Completed | None:
         """Let the new tokens wait, and hand over the windows that are complete with them; None where no row completes one."""

@@ -7,13 +7,18 @@
 
 With n = 128, m = 4 and m' = 128, an HCA layer remembers a million tokens in 7,812 entries. Keys are the values too. What is compressed, and
 by which weights, the layer says (`collect`, `extend`); the cache knows which windows are complete in which row.
+
+Entries are only ever added behind one another, so that a `mark` of an earlier state is small: the window, what waits, and how long the rows
+were. `cut` goes back to one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmsdk.errors import InputError
 from mmsdk.kv.open_windows import Completed, Series, Tokens, Waiting
@@ -30,6 +35,24 @@ class Plan:
     window: int
     width: int
     series: tuple[tuple[Series, ...], ...]
+
+
+# A conversation marks every turn; the earliest marks make room.
+_MARKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A state of a cache, but for the entries, of which it had the first ones that there are now."""
+
+    windows: tuple[Window, ...]
+    waiting: tuple[tuple[Waiting, ...], ...]
+    tokens: Tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps."""
+        return sum(one.nbytes for one in (*self.windows, *(one for layer in self.waiting for one in layer)))
 
 
 class ThreeLevelCache:
@@ -50,6 +73,9 @@ class ThreeLevelCache:
         self._position = torch.tensor(tokens.after, device=tokens.positions.device)
         # Whether spare entries may be filled in place: not where a parent may fill them too.
         self._extendable = [[True] * len(blocks) for blocks in entries]
+        # Whether a fork may still read entries that going back would let this one write over.
+        self._forked = False
+        self._marks: tuple[Mark, ...] = ()
 
     @classmethod
     def allocate(cls, plan: Plan, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str) -> "ThreeLevelCache":
@@ -63,8 +89,25 @@ class ThreeLevelCache:
             [Window.empty(plan.window, plan.width, rows, dtype, where) for _ in plan.series],
             [[Waiting.empty(one, rows, dtype, where) for one in layer] for layer in plan.series],
             [[torch.empty(rows, capacity // one.rate, one.width, dtype=dtype, device=where) for one in layer] for layer in plan.series],
-            Tokens(torch.empty(rows, 0, dtype=torch.long, device=where), (0,) * rows, (0,) * rows),
+            _standing((0,) * rows, where),
         )
+
+    @staticmethod
+    def joined(caches: Sequence["ThreeLevelCache"]) -> "ThreeLevelCache":
+        """The rows of several caches of one plan as one batch: a copy. Raises InputError for caches of different plans."""
+        first = caches[0]
+        if any(cache._plan != first._plan for cache in caches):
+            raise InputError("they are of different models", item="caches")
+        places = [(layer, place) for layer, own in enumerate(first._plan.series) for place in range(len(own))]
+        entries: list[list[Tensor]] = [[] for _ in first._plan.series]
+        waiting: list[list[Waiting]] = [[] for _ in first._plan.series]
+        for layer, place in places:
+            room = max(cache._entries[layer][place].shape[1] for cache in caches)
+            entries[layer].append(torch.cat([_filled(cache.entries(layer, place), room) for cache in caches]))
+            waiting[layer].append(Waiting.joined([cache._waiting[layer][place] for cache in caches]))
+        windows = [Window.joined([cache._windows[layer] for cache in caches]) for layer in range(len(first._windows))]
+        lengths = tuple(length for cache in caches for length in cache._tokens.after)
+        return ThreeLevelCache(first._plan, windows, waiting, entries, _standing(lengths, first._position.device))
 
     @property
     def position(self) -> Int[Tensor, " b"]:
@@ -89,14 +132,25 @@ class ThreeLevelCache:
         """Bytes allocated, spare entries included."""
         return sum(self.levels().values())
 
+    @property
+    def span(self) -> int:
+        """Entries of all levels, layers and rows: of a row with n tokens its window and n / rate of each series."""
+        series = [one for layer in self._plan.series for one in layer]
+        lengths = self._tokens.after
+        near = len(self._windows) * sum(min(length, self._plan.window) for length in lengths)
+        return near + sum(length // one.rate for length in lengths for one in series)
+
     def levels(self) -> dict[str, int]:
-        """Bytes allocated for each level: "window", "waiting" (tokens of open windows), and each series of the plan by its level."""
+        """Bytes allocated for each level: "window", "waiting" (tokens of open windows), and each series of the plan by its level.
+
+        Where states were marked there are "marks", too.
+        """
         held = {"window": sum(window.nbytes for window in self._windows)}
         held["waiting"] = sum(one.nbytes for layer in self._waiting for one in layer)
         for layer, blocks in zip(self._plan.series, self._entries, strict=True):
             for series, block in zip(layer, blocks, strict=True):
                 held[series.level] = held.get(series.level, 0) + block.nbytes
-        return held
+        return held | ({"marks": sum(mark.nbytes for mark in self._marks)} if self._marks else {})
 
     def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
         """Announce s new tokens. A position of -1 marks padding.
@@ -157,11 +211,44 @@ class ThreeLevelCache:
         """Raises InputError: what stays is decided by the levels."""
         raise InputError("its levels decide what stays; use DenseCache to thin by a policy", item="ThreeLevelCache")
 
+    def mark(self) -> None:
+        """Remember where all rows are now, so that `cut` can go back to it. The last eight marks are kept."""
+        everyone = torch.arange(len(self._position), device=self._position.device)
+        windows = tuple(window.select(everyone) for window in self._windows)
+        waiting = tuple(tuple(one.select(everyone) for one in layer) for layer in self._waiting)
+        marks = [mark for mark in self._marks if mark.tokens.after != self._tokens.after]
+        self._marks = (*marks, Mark(windows, waiting, _standing(self._tokens.after, self._position.device)))[-_MARKS:]
+
+    def cut(self, tokens: int) -> int:
+        """Forget all but the first so many tokens of every row, or fewer: back to the latest mark that has no more; how many are left.
+
+        Of rows that are as long as each other. Where nothing was marked early enough all is forgotten.
+        """
+        if max(self._tokens.after) <= tokens:
+            return max(self._tokens.after)
+        self._marks = tuple(mark for mark in self._marks if max(mark.tokens.after) <= tokens)
+        everyone = torch.arange(len(self._position), device=self._position.device)
+        if self._marks:
+            mark = self._marks[-1]
+            self._windows = [window.select(everyone) for window in mark.windows]
+            self._waiting = [[one.select(everyone) for one in layer] for layer in mark.waiting]
+            self._tokens = mark.tokens
+        else:
+            self._windows = [window.emptied() for window in self._windows]
+            self._waiting = [[one.emptied() for one in layer] for layer in self._waiting]
+            self._tokens = _standing((0,) * len(self._position), self._position.device)
+        self._position = torch.tensor(self._tokens.after, device=self._position.device)
+        if self._forked:
+            self._extendable = [[False] * len(blocks) for blocks in self._entries]
+            self._forked = False
+        return max(self._tokens.after)
+
     def fork(self) -> "ThreeLevelCache":
         """A continuation that shares the entries so far; this cache may go on as well, and neither sees the other's tokens."""
         rows = torch.arange(len(self._position), device=self._position.device)
         child = self._of(rows, [list(blocks) for blocks in self._entries])
         child._extendable = [[False] * len(blocks) for blocks in self._entries]
+        self._forked = True
         return child
 
     def select(self, rows: Int[Tensor, " r"]) -> "ThreeLevelCache":
@@ -185,3 +272,13 @@ class ThreeLevelCache:
         own[:, : block.shape[1]] = block
         self._entries[layer][series] = own
         self._extendable[layer][series] = True
+
+
+def _standing(lengths: tuple[int, ...], device: torch.device) -> Tokens:
+    """No new token of rows that have so many already."""
+    return Tokens(torch.empty(len(lengths), 0, dtype=torch.long, device=device), lengths, lengths)
+
+
+def _filled(entries: Float[Tensor, "b t d"], room: int) -> Float[Tensor, "b r d"]:
+    """With so many columns: a row that is behind the others has some without an entry, which are masked and must be finite all the same."""
+    return F.pad(entries, (0, 0, 0, room - entries.shape[1]))

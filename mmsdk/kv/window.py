@@ -3,6 +3,8 @@
 Each is in the slot of its position modulo n, so that a new token takes the place of the one that falls out.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -33,6 +35,15 @@ class Window:
     def select(self, rows: Int[Tensor, " r"]) -> "Window":
         """A copy of these rows."""
         return Window(self._slots[rows])
+
+    @staticmethod
+    def joined(parts: Sequence["Window"]) -> "Window":
+        """The rows of several of one size: a copy."""
+        return Window(torch.cat([part._slots for part in parts]))
+
+    def emptied(self) -> "Window":
+        """As it was before the first token."""
+        return Window(torch.zeros_like(self._slots))
 
     def append(self, tokens: Tokens, new: Float[Tensor, "b s d"]) -> LayerView:
         """Store the new tokens; the view is what was there before them in order of positions, and they themselves."""

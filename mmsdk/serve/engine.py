@@ -12,9 +12,9 @@ set aside: its blocks are freed, and its prompt and what it has said are read ag
 nothing had been. No request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes.
 
 What a request remembers is what the pipeline's memory says (`kv`): exact blocks, blocks in which older tokens take fewer bits, or a policy
-that lets go of tokens (`mmsdk.serve.pools`). Tokens that see one another, as those of a picture do in Gemma 3 and all of a prompt in
-PaliGemma, are read in one piece, and may be more than a chunk. Where reading again would not give the same, whoever is admitted has room to
-the end of its answer, and nobody is set aside.
+that lets go of tokens (`mmsdk.serve.pools`); of a model that remembers in levels, those. Tokens that see one another, as those of a picture
+do in Gemma 3 and all of a prompt in PaliGemma, are read in one piece, and may be more than a chunk. Where reading again would not give the
+same, whoever is admitted has room to the end of its answer, and nobody is set aside.
 """
 
 from collections import OrderedDict, deque
@@ -77,7 +77,7 @@ class Engine:
         decoder, config = pipe.vlm.decoder, pipe.vlm.decoder.config
         if config.sees != "before" and isinstance(pipe.recall.memory, RoundedMemory):
             raise InputError("a memory in fewer bits reads prompts in parts, and this model reads them whole; choose paged", item="kv")
-        shape = Shape(config.layers, config.kv_heads, config.entry, decoder.norm.weight.dtype, device_of(pipe.vlm))
+        shape = Shape(config.layers, config.kv_heads, config.entry, decoder.dtype, device_of(pipe.vlm), config.levels)
         self._pool = pool_of(pipe.recall.memory, shape, rows, tokens or max(pipe.vlm.context, 1024 * rows), chunk)
         # Whether whoever is admitted is promised room to the end of its answer.
         self._promises = config.sees != "before" or not self._pool.rereads

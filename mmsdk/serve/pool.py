@@ -1,4 +1,4 @@
-"""What an engine wants of the memory for its requests; `mmsdk.serve.pools` has the three there are."""
+"""What an engine wants of the memory for its requests; `mmsdk.serve.pools` has the four there are."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable

@@ -3,9 +3,11 @@
     PagedPool      "dense", "paged": exact blocks of 16 tokens; prompts that begin alike share those that are read once
     RoundedPool    "int8", "fp8", ...: blocks again, in which all but the last tokens of a request are kept in fewer bits
     PolicyPool     "snapkv:0.25", ...: each request has a memory of its own; what its policy lets go of is room for others
+    LevelPool      "dense", of a model that remembers in levels: each request has levels of its own, side by side where they speak
 
-Of exact blocks a request may be set aside and read again. What was rounded or evicted would not be the same when it is read again, so that
-there whoever is let in has room to the end of its answer. Methods are told in `mmsdk.serve.pool.Pool`.
+Of exact blocks a request may be set aside and read again. What was rounded or evicted would not be the same when it is read again, and
+levels have no blocks to give back, so that there whoever is let in has room to the end of its answer. Methods are told in
+`mmsdk.serve.pool.Pool`.
 """
 
 import sys
@@ -24,10 +26,11 @@ from mmsdk.kv.prefix import Prefixes
 from mmsdk.kv.rounded import PAGE as ROUNDED_PAGE
 from mmsdk.kv.rounded import RoundedPages
 from mmsdk.kv.shape import Shape
+from mmsdk.kv.three_level import Plan, ThreeLevelCache
 from mmsdk.kv.types import KVCache
 from mmsdk.serve.pool import Pool
 
-__all__ = ["PagedPool", "PolicyPool", "RoundedPool", "pool_of"]
+__all__ = ["LevelPool", "PagedPool", "PolicyPool", "RoundedPool", "pool_of"]
 
 
 def pool_of(memory: Memory, shape: Shape, rows: int, tokens: int, chunk: int) -> Pool:
@@ -35,6 +38,8 @@ def pool_of(memory: Memory, shape: Shape, rows: int, tokens: int, chunk: int) ->
 
     Raises InputError, naming the memory, where it does not fit the model.
     """
+    for plan in shape.levels:
+        return LevelPool(plan, shape, tokens)
     if isinstance(memory, PolicyMemory):
         return PolicyPool(memory, shape, tokens)
     if isinstance(memory, RoundedMemory):
@@ -245,6 +250,69 @@ class PolicyPool:
         return sum(_blocks(_own(cache).span, self._shape.kv_heads * PAGE) for cache in caches)
 
 
+class LevelPool:
+    """A memory of levels for each request, side by side where they speak; nothing is remembered of past prompts."""
+
+    rereads = False
+    page = 0
+    most = sys.maxsize
+
+    def __init__(self, plan: Plan, shape: Shape, tokens: int) -> None:
+        self._plan, self._shape, self._tokens = plan, shape, tokens
+
+    @property
+    def tokens(self) -> int:
+        """See `Pool`."""
+        return self._tokens
+
+    def pieces(self, length: int) -> tuple[range, ...]:
+        """Any number of tokens goes through."""
+        return ()
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """None."""
+        return 0
+
+    def begin(
+        self, keys: Sequence[bytes], tokens: int, upto: int, ahead: Sequence[int], caches: Sequence[KVCache]
+    ) -> tuple[tuple[KVCache, int], ...]:
+        """See `Pool`. Room is counted in tokens read, of which most are only there as entries."""
+        there = sum(int(cache.position.sum()) for cache in caches)
+        return () if ahead and there + sum(ahead) + upto > self._tokens else ((self._fresh(upto), 0),)
+
+    def learn(self, cache: KVCache, keys: Sequence[bytes]) -> None:
+        """Nothing."""
+
+    def goes_on(self, cache: KVCache) -> bool:
+        """Whoever was let in has room."""
+        return True
+
+    def empty(self) -> KVCache:
+        """See `Pool`."""
+        return self._fresh(1)
+
+    def joined(self, caches: Sequence[KVCache]) -> KVCache:
+        """See `Pool`."""
+        return caches[0] if len(caches) == 1 else ThreeLevelCache.joined([_levels(cache) for cache in caches])
+
+    def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
+        """See `Pool`."""
+        return cache.select(torch.tensor(rows, device=self._shape.device)) if rows else self.empty()
+
+    def release(self, cache: KVCache) -> None:
+        """Its memory is free when nobody holds it any more."""
+
+    def clear(self) -> None:
+        """Nothing."""
+
+    def held(self, caches: Sequence[KVCache]) -> int:
+        """In blocks of 16 entries of a layer."""
+        return sum(_blocks(_levels(cache).span, PAGE) for cache in caches)
+
+    def _fresh(self, capacity: int) -> ThreeLevelCache:
+        return ThreeLevelCache.allocate(self._plan, 1, capacity, self._shape.dtype, self._shape.device)
+
+
 def _blocks(tokens: int, page: int) -> int:
     """Those for so many tokens."""
     return -(-tokens // page)
@@ -257,6 +325,11 @@ def _paged(cache: KVCache) -> PagedCache:
 
 def _own(cache: KVCache) -> PolicyCache:
     assert isinstance(cache, PolicyCache), "a pool is given its own caches"
+    return cache
+
+
+def _levels(cache: KVCache) -> ThreeLevelCache:
+    assert isinstance(cache, ThreeLevelCache), "a pool is given its own caches"
     return cache
 
 

@@ -7,12 +7,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from mmsdk.decoder.deepseek_v4 import DeepseekV4Decoder
 from mmsdk.decoder.deepseek_v4_config import DeepseekV4Config, Kind
+from mmsdk.decoder.quantised import scheme_of
 from mmsdk.errors import ModelError
-from mmsdk.weights.names import joined
+from mmsdk.quant.types import Quantize
+from mmsdk.weights.names import joined, shape_of
+from mmsdk.weights.quantised import place_read
 from mmsdk.weights.safetensors import Checkpoint
 
-__all__ = ["read_state"]
+__all__ = ["put_together"]
 
 # From transformers' names to DeepSeek's; all that fit are applied, in this order.
 _RENAMED = (
@@ -66,17 +70,33 @@ _COMPRESSOR: Mapping[str, str] = MappingProxyType(
 _WIDE = re.compile(r"norm\d?\.weight$|hyper\d?\.|\.sinks$|\.past\..*\.bias$|\.router\.bias$")
 
 
-def read_state(config: DeepseekV4Config, checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A decoder's state from a checkpoint's tensors. Raises ModelError where one is missing, left over, or of a kind that is not read."""
-    named, table = checkpoint.renamed(_RENAMED), _table(config)
-    # what predicts further tokens stands beside the model
-    named.fit({name for theirs in table.values() for name in theirs}, "the decoder of its config", r"mtp\..*")
-    return {ours: _tensor(named, ours, theirs, dtype) for ours, theirs in table.items()}
+def put_together(sizes: DeepseekV4Config, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize) -> DeepseekV4Decoder:
+    """A decoder from a checkpoint's tensors, its matrices as `quantize` says, one of them wide at a time.
+
+    Raises ModelError where a tensor is missing, left over, of another shape or of a kind that is not read.
+    """
+    named, table, config = checkpoint.renamed(_RENAMED), _table(sizes), sizes.outline
+    # what predicts further tokens stands beside the model, and the head of a tied one, if it is stored, is the embedding
+    spare = r"mtp\..*|head\.weight" if sizes.tied else r"mtp\..*"
+    named.fit({name for theirs in table.values() for name in theirs}, "the decoder of its config", spare)
+    schemes = {ours: scheme_of(ours, config, quantize) for ours in table}
+    state = {
+        ours: _tensor(named, ours, theirs, dtype) if schemes[ours] == "none" else torch.empty(shape_of(named, theirs), device="meta")
+        for ours, theirs in table.items()
+    }
+    decoder = DeepseekV4Decoder.made(sizes, state)
+    for ours, theirs in table.items():
+        scheme = schemes[ours]
+        if scheme != "none":
+            place_read(decoder, ours, named, theirs, scheme)
+    return decoder
 
 
 def _table(config: DeepseekV4Config) -> dict[str, tuple[str, ...]]:
     """For each tensor of a decoder, the checkpoint's tensors that make it, stacked by rows."""
     table: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in _TOP.items()}
+    if config.tied:
+        del table["head.weight"]
     for layer, kind in enumerate(config.kinds):
         own = _shared(config.mixture.experts) | _past(kind)
         own |= {"mlp.router.table": ("ffn.gate.tid2eid",)} if layer in config.hashed else {"mlp.router.bias": ("ffn.gate.bias",)}

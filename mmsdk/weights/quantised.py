@@ -12,7 +12,7 @@ import torch
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.large_pages import Room
 from mmsdk.decoder.native import hasten
-from mmsdk.decoder.quantised import place, rounded, scheme_of
+from mmsdk.decoder.quantised import parts_of, place, rounded, scheme_of
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.quant.int4 import Int4
 from mmsdk.quant.int8 import Int8
@@ -21,7 +21,7 @@ from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.gguf import open_gguf
 from mmsdk.weights.names import GGUF, Naming, Source, empty, joined, shape_of, stored
 
-__all__ = ["Codes", "gguf_decoder", "no_codes", "put_together"]
+__all__ = ["Codes", "gguf_decoder", "no_codes", "place_read", "put_together"]
 
 Codes = Callable[[str], Int4 | None]
 """A tensor of a checkpoint as int4 where it is stored like this."""
@@ -68,9 +68,15 @@ def put_together(
     for ours, theirs in table.items():
         scheme = schemes[ours]
         if scheme != "none":
-            place(decoder, ours, _matrix(source, theirs, scheme, codes))
+            place_read(decoder, ours, source, theirs, scheme, codes)
     hasten(decoder, room)
     return decoder
+
+
+def place_read(decoder: Decoder, ours: str, source: Source, theirs: tuple[str, ...], scheme: Scheme, codes: Codes = no_codes) -> None:
+    """Read the tensors that make one of the decoder's, expert by expert where it is of several, and put them there in fewer bits."""
+    each = len(theirs) // parts_of(ours, decoder)
+    place(decoder, ours, [_matrix(source, theirs[i : i + each], scheme, codes) for i in range(0, len(theirs), each)])
 
 
 def _matrix(source: Source, theirs: tuple[str, ...], scheme: Scheme, codes: Codes) -> Int4 | Int8:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mmsdk.errors import InputError
 from mmsdk.kv.open_windows import Series
@@ -82,6 +84,92 @@ def test_a_fork_and_its_parent_go_on_apart() -> None:
     store(cache, torch.arange(11, 17)[None])
     check(cache, [17])
     check(child, [30])
+
+
+def test_cutting_goes_back_to_a_mark_and_leaves_forks_alone() -> None:
+    cache = ThreeLevelCache.allocate(PLAN, 2, 100, torch.float32, "cpu")
+    plain = cache.nbytes
+    for end in (0, 5, 13, 30):
+        store(cache, torch.arange(int(cache.position[0]), end).expand(2, -1))
+        cache.mark()
+    child = cache.fork()
+    assert cache.cut(40) == 30 and cache.cut(30) == 30
+    store(cache, torch.arange(30, 41).expand(2, -1))
+    assert cache.levels()["marks"] == cache.nbytes - plain > 0
+    # 21 were read behind 13, but nobody marked them
+    assert cache.cut(21) == 13
+    check(cache, [13, 13])
+    store(cache, torch.arange(13, 22).expand(2, -1))
+    check(cache, [22, 22])
+    check(child, [30, 30])
+    assert cache.cut(4) == 0 and cache.position.tolist() == [0, 0]
+    store(cache, torch.arange(9).expand(2, -1))
+    check(cache, [9, 9])
+    check(child, [30, 30])
+
+
+def test_of_many_marks_the_last_are_kept() -> None:
+    cache = ThreeLevelCache.allocate(PLAN, 1, 1, torch.float32, "cpu")
+    for step in range(12):
+        store(cache, torch.arange(step, step + 1)[None])
+        cache.mark()
+        cache.mark()
+    held = cache.levels()["marks"]
+    # eight of them: at 5 to 12 tokens
+    assert cache.cut(5) == 5 and cache.levels()["marks"] == held // 8
+    assert cache.cut(4) == 0 and "marks" not in cache.levels()
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_joined_rows_go_on_as_they_would_alone() -> None:
+    parts = []
+    for lengths in ([3], [29, 40], [8]):
+        cache = ThreeLevelCache.allocate(PLAN, len(lengths), 64, torch.float32, "cpu")
+        positions = torch.arange(max(lengths)).expand(len(lengths), -1)
+        store(cache, torch.where(positions < torch.tensor(lengths)[:, None], positions, -1))
+        parts.append(cache)
+    lengths = [3, 29, 40, 8]
+    together = ThreeLevelCache.joined(parts)
+    check(together, lengths)
+    assert all(together.entries(layer, 0).isfinite().all() for layer in (1, 2))
+    for steps in (1, 6, 9):
+        store(together, torch.tensor(lengths)[:, None] + torch.arange(steps))
+        lengths = [length + steps for length in lengths]
+        check(together, lengths)
+    check(parts[1], [29, 40])
+    assert together.span == sum(3 * WINDOW + 2 * (length // 4) + length // 8 for length in lengths)
+    with pytest.raises(InputError, match="different models"):
+        ThreeLevelCache.joined([parts[0], ThreeLevelCache.allocate(Plan(2, 2, ((),)), 1, 1, torch.float32, "cpu")])
+
+
+@pytest.mark.usefixtures("poisoned")
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_sequence_of_operations_holds_what_was_stored(data: st.DataObject) -> None:
+    """Passes with padding and empty rows, forks, rows, joins; each cache then holds its own tokens and nothing else."""
+    number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    rows = number(1, 3)
+    caches = [(ThreeLevelCache.allocate(PLAN, rows, 1, torch.float32, "cpu"), [0] * rows)]
+    for _ in range(number(1, 10)):
+        place, kind = number(0, len(caches) - 1), number(0, 6)
+        cache, lengths = caches[place]
+        if kind <= 3:
+            seen = torch.rand(len(lengths), number(1, 20), generator=torch.Generator().manual_seed(number(0, 99)))
+            # some rows are all padding
+            real = (seen > 0.2) & torch.tensor([[number(0, 3) > 0] for _ in lengths])
+            store(cache, torch.where(real, torch.tensor(lengths)[:, None] + real.cumsum(1) - 1, -1))
+            caches[place] = cache, [length + int(more) for length, more in zip(lengths, real.sum(1), strict=True)]
+        elif kind == 4 and len(caches) < 4:
+            caches.append((cache.fork(), list(lengths)))
+        elif kind == 5 and len(caches) < 4:
+            chosen = [number(0, len(lengths) - 1) for _ in range(number(1, 3))]
+            caches.append((cache.select(torch.tensor(chosen)), [lengths[row] for row in chosen]))
+        elif kind == 6 and len(caches) < 4:
+            other = caches[number(0, len(caches) - 1)]
+            caches.append((ThreeLevelCache.joined([cache, other[0]]), [*lengths, *other[1]]))
+        for one, counts in caches:
+            check(one, counts)
+            assert all(one.entries(layer, 0).isfinite().all() for layer in (1, 2))
 
 
 def test_bytes_are_those_of_the_levels_and_the_window_never_grows() -> None:

@@ -27,15 +27,12 @@ from mmsdk.weights.names import GGUF, HUGGINGFACE, Naming, used
 from mmsdk.weights.quantised import gguf_decoder, put_together
 from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
-__all__ = ["INNER", "OWN", "alone", "decoder_of", "folder_decoder", "load_decoder", "nested_decoder", "read_config", "read_decoder"]
+__all__ = ["INNER", "alone", "decoder_of", "folder_decoder", "load_decoder", "nested_decoder", "read_config", "read_decoder"]
 
 PACKAGE = "mmsdk.models.text"
 
 INNER = ("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text")
 """Language models that are parts of larger ones and never stand alone."""
-
-OWN = ("deepseek_v4",)
-"""Those with a decoder and a memory of their own, which their modules read and no pipeline runs."""
 
 
 @runtime_checkable
@@ -52,9 +49,22 @@ class Family(Protocol):
         ...
 
 
+@runtime_checkable
+class Built(Protocol):
+    """The same of a family whose decoder is built otherwise, and read by the module itself."""
+
+    def decoder_config(self, fields: Fields) -> DecoderConfig:
+        """What any decoder is asked about; ModelError for what is not supported."""
+        ...
+
+    def decoder_of(self, fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize) -> Decoder:
+        """The decoder of settings and tensors. Raises as `mmsdk.models.text.decoder_of` does."""
+        ...
+
+
 def alone() -> list[str]:
     """The families that can be asked by themselves."""
-    return [name for name in plugins.available(PACKAGE) if name not in (*INNER, *OWN)]
+    return [name for name in plugins.available(PACKAGE) if name not in INNER]
 
 
 def load_decoder(path: Path, dtype: torch.dtype, quantize: Quantize = "none") -> tuple[Decoder, TextTokenizer]:
@@ -84,7 +94,11 @@ def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quant
     `sees` is who sees what of a prompt, which is no setting of the decoder's but of what it is part of.
     Raises ModelError for a family or a setting that is not supported, and for tensors, all of them named, that are missing or left over.
     """
-    config, names = replace(read_config(fields), sees=sees), _family(fields).names
+    family = _family(fields)
+    if not isinstance(family, Family):
+        _refuse(fields)
+        return family.decoder_of(fields, checkpoint, dtype, quantize)
+    config, names = replace(read_config(fields), sees=sees), family.names
     head = f"|{re.escape(HUGGINGFACE.head)}" if config.tied else ""
     scaled = fields.has("quantization_config")
     spare = rf".*\.inv_freq{head}{_ahead(fields, config)}" + (f"|.*{SCALES}" if scaled else "")
@@ -113,6 +127,8 @@ def nested_decoder(
     told = [one.flag(stated) for one in (text, folder.config) if one.has(stated)]
     tied = HUGGINGFACE.head not in checkpoint.files and (any(told) or not told)
     values = {"model_type": "llama", **text.values, stated: tied}
+    if not isinstance(_family(Fields(text.where, values)), Family):
+        raise ModelError(f"{text.where}: a {values['model_type']} reads text alone, and takes no pictures")
     return decoder_of(Fields(text.where, values), checkpoint, dtype, quantize, sees)
 
 
@@ -122,7 +138,8 @@ def _from_gguf(path: Path, fields: Fields, dtype: torch.dtype, quantize: Quantiz
     for name in ("width", "layers", "heads", "kv_heads", "head_dim", "inner", "qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
         if getattr(held, name) != getattr(told, name):
             raise ModelError(f"{path}: its {name} is {getattr(held, name)}, {fields.where} says {getattr(told, name)}")
-    if _family(fields).names is not HUGGINGFACE:
+    family = _family(fields)
+    if not isinstance(family, Family) or family.names is not HUGGINGFACE:
         raise ModelError(f"{path}: a {fields.text('model_type')} has tensors that are not read from GGUF files")
     # rows of the vocabulary may be padded otherwise, and a file that has no head has it tied
     config = replace(told, vocabulary=held.vocabulary, tied=held.tied, sees=sees)
@@ -134,13 +151,12 @@ def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") 
     return decoder_of(read_fields(folder / "config.json"), open_checkpoint(folder), dtype, quantize)
 
 
-def _family(fields: Fields) -> Family:
+def _family(fields: Fields) -> Family | Built:
     kind = fields.text("model_type")
     if kind not in plugins.available(PACKAGE):
         raise ModelError(f"{fields.where}: the family {kind!r} is not supported; supported: {', '.join(alone())}")
     family = plugins.find(PACKAGE, kind)
-    if not isinstance(family, Family):
-        raise ModelError(f"{fields.where}: the family {kind!r} has a decoder and a memory of its own; take {PACKAGE}.{kind}.read_decoder")
+    assert isinstance(family, Family | Built), f"{PACKAGE}.{kind} is either"
     return family
 
 

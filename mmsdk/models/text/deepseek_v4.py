@@ -1,7 +1,8 @@
 """DeepSeek-V4 (arXiv 2606.19348): three levels of memory, four residual streams, a mixture of experts in every layer.
 
-    decoder = read_decoder(folder, torch.float32)        # a folder with DeepSeek's tensor names or those of transformers
-    config = preset("v4-flash")                          # sizes alone
+    pipe = pipeline(model="folder")                      # with DeepSeek's tensor names or those of transformers
+    decoder = read_decoder(folder, torch.float32)        # the decoder alone
+    sizes = preset("v4-flash")                           # how large a published one is
 
 The layer that predicts one token more (`mtp`) is left out. Checkpoints in fp8 and fp4, as DeepSeek ships them, must be converted first.
 """
@@ -13,17 +14,19 @@ from typing import cast
 
 import torch
 
+from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.deepseek_v4 import DeepseekV4Decoder
 from mmsdk.decoder.deepseek_v4_config import DeepseekV4Config, Kind
 from mmsdk.decoder.moe import Mixture
 from mmsdk.decoder.rope import Scaling
 from mmsdk.errors import ModelError
-from mmsdk.weights.deepseek_v4 import read_state
+from mmsdk.quant.types import Quantize
+from mmsdk.weights.deepseek_v4 import put_together
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.rope import rope
-from mmsdk.weights.safetensors import open_checkpoint
+from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
-__all__ = ["PRESETS", "decoder_config", "preset", "read_decoder"]
+__all__ = ["PRESETS", "decoder_config", "decoder_of", "preset", "read_decoder", "sizes_of"]
 
 _KINDS: Mapping[object, Kind] = MappingProxyType(
     {
@@ -53,10 +56,10 @@ def preset(name: str) -> DeepseekV4Config:
     """The sizes of a published model, "v4-flash" (284B parameters, 13B a token) or "v4-pro" (1.6T, 49B). ModelError for others."""
     if name not in PRESETS:
         raise ModelError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
-    return decoder_config(Fields(name, PRESETS[name]))
+    return sizes_of(Fields(name, PRESETS[name]))
 
 
-def decoder_config(fields: Fields) -> DeepseekV4Config:
+def sizes_of(fields: Fields) -> DeepseekV4Config:
     """From the settings of a `deepseek_v4` checkpoint; what is absent has the defaults of transformers' DeepseekV4Config."""
     layers, context, head_dim = fields.whole("num_hidden_layers", 43), fields.whole("max_position_embeddings", 1 << 20), _head_dim(fields)
     rates = fields.group("compress_rates")
@@ -88,19 +91,30 @@ def decoder_config(fields: Fields) -> DeepseekV4Config:
         rounds=fields.whole("hc_sinkhorn_iters", 20),
         hyper_eps=fields.real("hc_eps", 1e-6),
         norm_eps=fields.real("rms_norm_eps", 1e-6),
+        tied=fields.flag("tie_word_embeddings", default=False),
     )
 
 
-def read_decoder(folder: Path, dtype: torch.dtype) -> DeepseekV4Decoder:
-    """The decoder of a folder in the Hugging Face layout; small tensors that need it stay in float32.
+def decoder_config(fields: Fields) -> DecoderConfig:
+    """What any decoder is asked about, see `sizes_of`."""
+    return sizes_of(fields).outline
 
-    Raises WeightsError for files that are missing or damaged, ModelError for a model that cannot be run.
+
+def decoder_of(fields: Fields, checkpoint: Checkpoint, dtype: torch.dtype, quantize: Quantize = "none") -> DeepseekV4Decoder:
+    """The decoder of settings and tensors; small tensors that need it stay in float32.
+
+    Raises ModelError for a model that cannot be run, and for tensors that are missing or left over.
     """
-    fields = read_fields(folder / "config.json")
-    if fields.flag("tie_word_embeddings", default=False):
-        raise ModelError(f"{fields.where}: tied embeddings (tie_word_embeddings) are not supported in this family")
-    config = decoder_config(fields)
-    return DeepseekV4Decoder.of(config, read_state(config, open_checkpoint(folder), dtype))
+    if fields.has("quantization_config"):
+        raise ModelError(
+            f"{fields.where}: DeepSeek-V4's fp8 and fp4 files (quantization_config) are not read; convert them to bfloat16 first"
+        )
+    return put_together(sizes_of(fields), checkpoint, dtype, quantize)
+
+
+def read_decoder(folder: Path, dtype: torch.dtype, quantize: Quantize = "none") -> DeepseekV4Decoder:
+    """The decoder of a folder in the Hugging Face layout. Raises as `decoder_of`, and WeightsError for missing or damaged files."""
+    return decoder_of(read_fields(folder / "config.json"), open_checkpoint(folder), dtype, quantize)
 
 
 def _head_dim(fields: Fields) -> int:
