@@ -206,8 +206,8 @@ class StreamSession:
             self._run(now.cache, self._words((Ids((*unread, *self._vlm.tokenizer.encode("\n"))),)))
             self._now = dataclasses.replace(now, words=now.words | frozenset(said.ids))
         counts, kind = Tokens(now.visual, now.kept, asked, len(said.ids), held), precision(self._vlm.decoder)
-        told = said.finish, (), kind, said.logprobs, said.ids, said.score
-        return Answer(said.text.lstrip(), counts, clock.timings, int(seed), *told)
+        rest = said.finish, (), kind, said.logprobs, said.ids, said.score
+        return Answer(said.text.lstrip(), counts, clock.timings, int(seed), *rest)
 
     def _looked(self, now: State, clock: Clock) -> State:
         """With the frames that wait read into the cache."""

@@ -120,7 +120,7 @@ class Search:
         return tuple(self.answers) or (Generated("", (), nothing),)
 
     def _score(self, total: float, length: int) -> float:
-        return total / float(length) ** float(self.config.length_penalty)
+        return total / math.pow(length, self.config.length_penalty)
 
 
 def search(

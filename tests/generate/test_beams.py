@@ -148,14 +148,14 @@ def same(ours: Sequence[tuple[Generated, ...]], expected: Sequence[Tensor], ends
     return {str(answer.finish) for answer in flat}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("beams", [2, 4])
 def test_answers_and_scores_are_transformers_own(pairs: Callable[..., Pair], seed: int, beams: int) -> None:
     """A batch of unlike lengths, some of whose answers end amid the search; every way to stop, and lengths that count for and against."""
     model, decoder = pairs(seed)
     finishes, lengths = set[str](), set[int]()
     early: EarlyStopping
-    for early, penalty in ((False, 1.0), (False, -0.5), (True, 1.0), (True, 2.0), ("never", 0.0), ("never", 1.0), ("never", -1.0)):
+    for early, penalty in ((False, 1.0), (False, -0.5), (True, 2.0), ("never", 0.0), ("never", 1.0)):
         config = GenerationConfig(max_tokens=9, num_beams=beams, early_stopping=early, length_penalty=penalty)
         found = searched(decoder, PROMPTS, config)
         finishes |= same(found, theirs(model, PROMPTS, config))
@@ -211,8 +211,8 @@ def test_with_enough_beams_the_search_is_exhaustive(pairs: Callable[..., Pair]) 
 def test_every_memory_goes_on_with_its_beams(pairs: Callable[..., Pair], kv: str) -> None:
     """The score of every answer is what its words get one by one, alone, from a memory of that kind."""
     decoder, end = pairs(0)[1], 7
-    config = GenerationConfig(max_tokens=8, num_beams=3, length_penalty=0.0)
-    prompts = [(LONG[0] * 5)[:200], LONG[1]]
+    config = GenerationConfig(max_tokens=5, num_beams=3, length_penalty=0.0)
+    prompts = [(LONG[0] * 4)[:150], LONG[1]]
     for prompt, found in zip(prompts, searched(decoder, prompts, config, frozenset({end}), kv), strict=True):
         assert len(found) == 3
         for answer in found:
