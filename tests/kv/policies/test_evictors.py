@@ -242,7 +242,7 @@ def test_streaming_counts_positions_inside_the_cache(tokens: Tensor, scaled: boo
 
 
 def test_streaming_is_as_exact_after_many_tokens(model: Decoder) -> None:
-    """Sinks are turned from their originals: in bfloat16 no rounding adds up, and memory stays as it is."""
+    """Sinks are turned from their originals: in bfloat16 no rounding adds up, and memory stays as it is but for a few spare slots."""
     cache = cache_of("streaming:12", model)
     x = torch.randn(1, 50, CONFIG.width, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -251,10 +251,11 @@ def test_streaming_is_as_exact_after_many_tokens(model: Decoder) -> None:
         assert isinstance(store, Shelf)
         original = store.entries.keys[:, :, :4].clone()
         cache.settle()
-        nbytes = cache.nbytes
+        sizes, slots = list[int](), cache.span
         for at in range(20, 50):
             model(x[:, at : at + 1], cache.position[:, None], cache)
-    assert cache.nbytes == nbytes and cache.position.tolist() == [50]
+            sizes.append(cache.nbytes)
+    assert max(sizes[15:]) == max(sizes[:15]) and cache.span <= slots * 17 / 13 and cache.position.tolist() == [50]
     by = torch.full((1, 1, 4), 50 - 8 - 4)
     torch.testing.assert_close(store.entries.keys[:, :, :4], store.entries.turning.further(original, by))
     assert store.entries.positions[0, 0].tolist() == list(range(38, 50))
