@@ -11,7 +11,7 @@ def test_an_answer_is_a_str_that_carries_its_cost() -> None:
 
 
 def test_copies_and_pickles_keep_everything() -> None:
-    answer = Answer("a cup", Tokens(256, 64, 80, 3), Timings(1.0, 2.0, 3.0, 4.0, 5.0), seed=7, finish="length")
+    answer = Answer("a cup", Tokens(256, 64, 80, 3), Timings(1.0, 2.0, 3.0, 4.0, 5.0), seed=7, finish="length", score=-1.5)
     for twin in (copy.copy(answer), copy.deepcopy(answer), pickle.loads(pickle.dumps(answer))):
         assert twin == answer and twin.tokens == answer.tokens and twin.timings == answer.timings
-        assert (twin.seed, twin.finish) == (7, "length")
+        assert (twin.seed, twin.finish, twin.score) == (7, "length", -1.5)
