@@ -226,6 +226,7 @@ DEMO = Command(
         DEVICE,
         HOST,
         replace(PORT, default=7860),
+        Flag("--video-model", "FOLDER", "a model that makes clips, for a tab of its own; see `mmsdk imagine`", default=""),
         Flag("--max-upload-mb", "MB", "the largest upload", int, 64),
         Flag("--share", "", "ask for a public address, too, which Gradio's own server gives"),
         Flag("--write", "", "no page: answer about three pictures and a clip, and write annotated pictures"),

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,15 +19,17 @@ import gradio as gr
 import torch
 
 from mmsdk.apps.demo import SHIPPED
+from mmsdk.apps.web.filming import Films
 from mmsdk.apps.web.models import Models
 from mmsdk.apps.web.page import build
 from mmsdk.apps.web.theme import style, theme
+from mmsdk.diffusion.filming import VideoGeneration
 from mmsdk.errors import InputError
 from mmsdk.families import open_model
 from mmsdk.kv.memory import memory_of
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.models.types import VLM
-from mmsdk.pipeline import find_device
+from mmsdk.pipeline import find_device, pipeline
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.vision.intake import Limits
 from mmsdk.vision.values import cause
@@ -40,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted, or until the model cannot be loaded. Wrong flags are told before it is."""
     # said on the page, below the answer
     warnings.simplefilter("ignore", LegibilityWarning)
-    models = _models(args)
-    with opened(models, args.host, args.port, args.max_upload_mb, args.share) as url, _until_signalled() as stop:
+    models, films = _models(args), _films(args)
+    with opened(models, args.host, args.port, args.max_upload_mb, args.share, films) as url, _until_signalled() as stop:
         first = models.begin(models.first)
         first.add_done_callback(lambda loaded: stop.set() if loaded.exception() else None)
         print(json.dumps({"url": url, "model": args.model}) if args.json else f"the demo is at {url}; Ctrl-C ends it", flush=True)
@@ -65,8 +68,23 @@ def _models(args: argparse.Namespace) -> Models:
     return Models(load, args.model, _short(dtype), args.quantize, args.kv)
 
 
+def _films(args: argparse.Namespace) -> Films | None:
+    """The model that makes clips, if one was named. Raises InputError for a folder that there is not."""
+    if not args.video_model:
+        return None
+    if "/" not in args.video_model and not Path(args.video_model).is_dir():
+        raise InputError("there is no such folder; `python -m mmsdk.apps.train_video` trains a model and writes one", item=args.video_model)
+
+    def load() -> VideoGeneration:
+        return pipeline("video-generation", args.video_model, dtype=args.dtype, device=args.device, progress=False)
+
+    return Films(load, Path(args.video_model).name)
+
+
 @contextlib.contextmanager
-def opened(models: Models, host: str = "127.0.0.1", port: int = 0, megabytes: int = 64, share: bool = False) -> Iterator[str]:
+def opened(
+    models: Models, host: str = "127.0.0.1", port: int = 0, megabytes: int = 64, share: bool = False, films: Films | None = None
+) -> Iterator[str]:
     """Serve the page from threads beside this program, and give its address; port 0 takes a free one.
 
     Raises InputError where the port cannot be had, and for an upload limit below 1 MB.
@@ -82,7 +100,7 @@ def opened(models: Models, host: str = "127.0.0.1", port: int = 0, megabytes: in
     limits = Limits(held_bytes=megabytes * 2**20, pixels=PIXELS)
     # in a thread with an event loop of its own: where there is none, Gradio makes some and leaves them open
     with ThreadPoolExecutor(1) as pool:
-        page, url = pool.submit(lambda: asyncio.run(_launched(models, limits, settings))).result()
+        page, url = pool.submit(lambda: asyncio.run(_launched(models, limits, settings, films))).result()
     try:
         if not url:
             raise InputError("no public address was given; leave it out, or see that Gradio's server can be reached", item="share")
@@ -90,11 +108,13 @@ def opened(models: Models, host: str = "127.0.0.1", port: int = 0, megabytes: in
     finally:
         page.close(verbose=False)
         models.close()
+        if films is not None:
+            films.close()
 
 
-async def _launched(models: Models, limits: Limits, settings: Mapping[str, Any]) -> tuple[gr.Blocks, str]:
+async def _launched(models: Models, limits: Limits, settings: Mapping[str, Any], films: Films | None) -> tuple[gr.Blocks, str]:
     """The page, and its address: the public one where that was asked for, "" where that was not to be had."""
-    page = build(models, limits)
+    page = build(models, limits, films)
     # it greets, and speaks of itself
     with contextlib.redirect_stdout(io.StringIO()):
         _, local, shared = page.launch(**settings)

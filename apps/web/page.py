@@ -5,7 +5,8 @@ import html
 import gradio as gr
 
 from mmsdk import __version__
-from mmsdk.apps.web import bench, image, robot, video
+from mmsdk.apps.web import bench, image, making, robot, video
+from mmsdk.apps.web.filming import Films
 from mmsdk.apps.web.models import Models
 from mmsdk.vision.intake import Limits
 
@@ -14,8 +15,8 @@ __all__ = ["build"]
 KEPT_SECONDS = 3600  # uploads are deleted after so long
 
 
-def build(models: Models, limits: Limits) -> gr.Blocks:
-    """The page over these models; `limits` are those of an upload once decoded."""
+def build(models: Models, limits: Limits, films: Films | None = None) -> gr.Blocks:
+    """The page over these models; `limits` are those of an upload once decoded. The tab of made clips is there where `films` are."""
     with gr.Blocks(title="mmsdk", analytics_enabled=False, delete_cache=(600, KEPT_SECONDS), fill_width=True) as page:
         gr.HTML(_head(models))
         with gr.Tabs(elem_classes="mm-tabs"):
@@ -23,6 +24,9 @@ def build(models: Models, limits: Limits) -> gr.Blocks:
                 image.tab(page, models, limits)
             with gr.Tab("Video", id="video"):
                 video.tab(models, limits)
+            if films is not None:
+                with gr.Tab("Video generation", id="film"):
+                    making.tab(films)
             with gr.Tab("Robot", id="robot"):
                 robot.tab()
             with gr.Tab("Bench", id="bench"):

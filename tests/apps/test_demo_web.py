@@ -3,6 +3,7 @@
 One server and one browser for the whole file. Where a page waits for something, so does the test, for as long as a busy machine may need.
 """
 
+import base64
 import json
 import os
 import re
@@ -14,14 +15,24 @@ import pytest
 
 pytest.importorskip("gradio", reason="needs the extra demo")
 
+import torch
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from mmsdk.apps.web.bench import RESULTS
+from mmsdk.apps.web.filming import Films
 from mmsdk.apps.web.main import opened
+from mmsdk.apps.web.making import TEXT
 from mmsdk.apps.web.models import Models
+from mmsdk.diffusion.dit import DiT, DiTConfig
+from mmsdk.diffusion.filming import VideoGeneration
+from mmsdk.diffusion.imagine import Imaginer
+from mmsdk.diffusion.making import Screen
+from mmsdk.diffusion.rotary import Spread, Waves
+from mmsdk.diffusion.words import Words
 from mmsdk.errors import ModelError
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
+from mmsdk.vision.films import animated
 
 MEDIA = Path(__file__).parents[2] / "apps" / "media"
 PATIENCE = 40_000  # ms
@@ -54,8 +65,21 @@ def models(small: Mini) -> Models:
 
 
 @pytest.fixture(scope="module")
-def url(models: Models) -> Iterator[str]:
-    with opened(models, megabytes=2) as address:
+def films() -> Films:
+    """A model that was taught nothing, and knows the words of the sentence that is there."""
+    torch.manual_seed(0)
+    spread = Spread(4)
+    config = DiTConfig(
+        3, 3, 1, 12, 16, 1, 8, spread, (1, 4, 4), frequencies=8, order="channels_first", standing=Waves(spread), predicts="clip"
+    )
+    words = Words(tuple(sorted(set(TEXT.split()))), 8, 12)
+    imaginer = Imaginer(DiT(config).eval(), words, Screen(4, 16, 16, 8.0, 3.0))
+    return Films(lambda: VideoGeneration(imaginer, "tiny", False), "tiny")
+
+
+@pytest.fixture(scope="module")
+def url(models: Models, films: Films) -> Iterator[str]:
+    with opened(models, megabytes=2, films=films) as address:
         models.begin("none")
         yield address
 
@@ -85,7 +109,7 @@ def says(place: Locator, words: str | re.Pattern[str]) -> None:
 
 
 def go(page: Page, tab: str) -> None:
-    page.get_by_role("tab", name=tab).click()
+    page.get_by_role("tab", name=tab, exact=True).click()
 
 
 def bring(page: Page, file: Path) -> None:
@@ -208,6 +232,40 @@ def test_a_clip_is_watched_asked_about_and_held_in_bounds(page: Page) -> None:
     page.locator("#ask-now").click()
     says(page.locator("#clip-answer h3"), "What comes first?")
     says(page.locator("#clip-status"), "answered in")
+
+
+def test_a_clip_is_made_of_a_sentence_and_what_cannot_be_read_is_told(page: Page, films: Films) -> None:
+    go(page, "Video generation")
+    slide(page, "film-steps", 4)
+    page.locator("#film-attention input").click()
+    page.get_by_role("option", name="nabla").click()
+    page.locator("#film-two-stage input").check()
+    page.locator("#film-make").click()
+    says(page.locator("#film-status"), "made in")
+    clip = films.pipe()(TEXT, steps=4, guidance=3.0, attention="nabla", two_stage=True)
+    source = page.locator("#film img").get_attribute("src") or ""
+    assert base64.b64decode(source.partition(",")[2]) == animated(clip)
+    says(page.locator("#film .mm-facts"), f"{clip.cost.passes}")
+    page.locator("#film-text textarea").fill("a <b>green</b> ball")
+    page.locator("#film-make").click()
+    says(page.locator(".toast-body").last, "is none of them")
+    expect(page.locator("#film-status .mm-status")).to_have_text("", timeout=PATIENCE)
+
+
+def test_a_clip_that_is_being_made_can_be_cancelled(page: Page, films: Films) -> None:
+    """Many steps, of which most are never taken; the next one is made at once."""
+    go(page, "Video generation")
+    page.locator("#film-text textarea").fill(TEXT)
+    slide(page, "film-steps", 60)
+    # somebody else's clip, which this one waits for
+    with films._lock:
+        page.locator("#film-make").click()
+        says(page.locator("#film-status"), "loading tiny")
+        page.locator("#film-stop").click()
+        says(page.locator("#film-status"), "stopped")
+    slide(page, "film-steps", 2)
+    page.locator("#film-make").click()
+    says(page.locator("#film-status"), "made in")
 
 
 def choose(page: Page, task: str) -> None:
