@@ -42,12 +42,6 @@ class Remembered:
         layers = len(self.block.keys)
         return torch.zeros(layers, *self.block.valid.shape, device=self.block.valid.device)
 
-    def part(self, reader: str, selection: Selection, layout: Layout) -> Part:
-        """What a reader takes of it now."""
-        if selection.budget(layout) == layout.visual:
-            return whole(self.block)
-        return Part(self.block, selection.index(self.score(reader).amax(0), self.block.valid, layout), complete=False)
-
     def observed(self, reader: str, part: Part, received: Float[Tensor, "l b k"], keep: float) -> "Remembered":
         """The same block after a read."""
         after = smoothed(self.score(reader), part.index, part.valid, received, keep)
@@ -82,7 +76,12 @@ class BlockQueue:
 
     def parts(self, reader: str, selection: Selection, layout: Layout) -> tuple[Part, ...]:
         """What a reader takes of the blocks that are held now."""
-        return tuple(entry.part(reader, selection, layout) for entry in self.entries)
+        if selection.budget(layout) == layout.visual or not self.entries:
+            return tuple(whole(entry.block) for entry in self.entries)
+        # all blocks are chosen from at one time, one below the other, as rows that do not know of each other
+        worth = torch.cat([entry.score(reader).amax(0) for entry in self.entries])
+        index = selection.index(worth, torch.cat([entry.block.valid for entry in self.entries]), layout).chunk(len(self.entries))
+        return tuple(Part(entry.block, mine, complete=False) for entry, mine in zip(self.entries, index, strict=True))
 
     def observe(self, reader: str, parts: Sequence[Part], received: Float[Tensor, "l b t"], keep: float) -> None:
         """Take note of what a reader looked at while it read these parts, side by side; blocks evicted since are passed over.

@@ -99,6 +99,28 @@ def test_a_read_follows_the_largest_score_over_the_layers() -> None:
     assert index.tolist() == [[1, 4, 5, 9, 10], [0, 3, 5, 9, 10]]
 
 
+def test_every_block_and_row_is_chosen_from_for_itself() -> None:
+    """Three blocks of two rows, with slots that hold nothing: what is taken of one is what its scores alone say."""
+    queue, selection, generator = BlockQueue(3), Selection(tokens=5, reserve=1), torch.Generator().manual_seed(0)
+    for number in range(3):
+        one = block()
+        one.valid[number % 2, 2 * number : 2 * number + 2] = False
+        queue.push(one)
+    parts = queue.parts("slow", Selection(ratio=1.0), LAYOUT)
+    queue.observe("slow", parts, torch.rand(3, 2, 33, generator=generator), 0.2)
+    for entry, part in zip(queue.entries, queue.parts("slow", selection, LAYOUT), strict=True):
+        assert part.block is entry.block and part.index.shape == (2, 7)
+        for row in range(2):
+            worth, valid = entry.score("slow")[:, row].amax(0), entry.block.valid[row]
+            best = list[int]()
+            for (first, count), quota in zip(((0, 5), (5, 4)), quotas(LAYOUT.cameras, 5, 1), strict=True):
+                real = [slot for slot in range(first, first + count) if valid[slot]]
+                real.sort(key=lambda slot, worth=worth: -float(worth[slot]))
+                best += sorted(real[:quota])
+            taken = [slot for slot in part.index[row].tolist() if valid[slot]]
+            assert taken == [*best, 9, 10]
+
+
 def test_blocks_evicted_since_a_read_are_passed_over() -> None:
     queue, stranger = BlockQueue(1), whole(block())
     queue.push(block())
