@@ -2,6 +2,7 @@
 
 mmsdk bench video                                        attention and orders of rows, over made latents
 mmsdk bench video:model=build/train_video                with what `python -m mmsdk.apps.train_video` trained: drift, whole clips, too
+mmsdk bench video:kind=world,world=build/train_world     what a memory of worlds brings back, with a model of --kind world, too
 mmsdk bench video:model=...,saved=video.jsonl            writes each row there when it is done, and goes on from there
 """
 
@@ -17,7 +18,7 @@ import torch
 from mmsdk import plugins
 from mmsdk.apps.console import Cell
 from mmsdk.apps.memory.saved import resumed
-from mmsdk.apps.video import ordering
+from mmsdk.apps.video import ordering, remembering
 from mmsdk.apps.video.attention import METHODS, attention
 from mmsdk.apps.video.drift import drift
 from mmsdk.apps.video.trials import WAYS, Trials
@@ -37,8 +38,9 @@ class Video:
 
     `methods` are all, or names joined by "+"; "random-64" and "random-128" read a fifth of the blocks of that size, drawn. The cache model
     runs masks of `wave_tokens` tokens in blocks of 128 with the sizes of an H100. `model` is a folder of `mmsdk.apps.train_video`, of which
-    `clips` held-out sentences are made into clips of `steps` steps; without one, kinds that need it are left out. `kind` is one kind alone;
-    `saved` a file for the rows that are done.
+    `clips` held-out sentences are made into clips of `steps` steps; without one, kinds that need it are left out. `kind` is one kind alone.
+    `world` is a folder of `mmsdk.apps.train_video --kind world`; `world_frames` pages are planted without one. `saved` is a file for the
+    rows that are done.
     """
 
     frames: int = 16
@@ -48,13 +50,15 @@ class Video:
     head_dim: int = 64
     dtype: Literal["float32", "bfloat16"] = "float32"
     methods: str = "all"
-    kind: Literal["all", "attention", "wavealign", "ress", "generation", "cache", "two_stage"] = "all"
+    kind: Literal["all", "attention", "wavealign", "ress", "generation", "cache", "two_stage", "world"] = "all"
     repeats: int = 3
     wave_tokens: int = 118272
     wave_heads: int = 4
     model: str = ""
     clips: int = 4
     steps: int = 20
+    world: str = ""
+    world_frames: int = 200
     seed: int = 0
     saved: str = ""
 
@@ -62,9 +66,9 @@ class Video:
         """Rows {kind, method, sparsity, tokens, speedup, seconds, rel_l2, psnr, agreement, l2_hit, l2_hit_unordered, ...}.
 
         Attention: see `mmsdk.apps.video.attention`. Wavealign: seconds in which the rows were put in order, and the cache's hit ratios.
-        Ress: error of what layers add to the stream. Generation, cache, two_stage: of whole clips, `agreement` the share of which the judge
-        reads colour, shape and direction as they were asked for. Raises InputError for sizes that cannot be, and for a kind that needs a
-        model where none is named.
+        World: `recall`, see `mmsdk.apps.video.remembering`. Ress: error of what layers add to the stream. Generation, cache, two_stage: of
+        whole clips, `agreement` the share of which the judge reads colour, shape and direction as they were asked for. Raises InputError
+        for sizes that cannot be, and for a kind that needs a model where none is named.
         """
         for name in ("heads", "head_dim", "repeats", "wave_tokens", "wave_heads", "clips", "steps"):
             if getattr(self, name) < 1:
@@ -82,7 +86,8 @@ class Video:
     def _suites(self) -> list[str]:
         """What is measured as one, in order: "attention", "wavealign", "ress", and one for each way to make clips."""
         of_model = ["ress", *_WAYS] if self.model else []
-        return [suite for suite in ("attention", "wavealign", *of_model) if self.kind in ("all", suite.split()[0])]
+        worlds = ["world planted", *(["world returns"] if self.world else [])]
+        return [suite for suite in ("attention", "wavealign", *worlds, *of_model) if self.kind in ("all", suite.split()[0])]
 
     def _suite(self, trials: Trials, suite: str) -> Iterator[dict[str, Cell]]:
         if suite == "attention":
@@ -92,6 +97,10 @@ class Video:
         elif suite == "wavealign":
             yield from ordering.of_patterns(self.wave_tokens, self.wave_heads, self.seed)
             yield from ordering.of_model(trials.seen(), _MASKS, self.wave_tokens) if self.model else ()
+        elif suite == "world planted":
+            yield from remembering.planted(self.world_frames, self.seed)
+        elif suite == "world returns":
+            yield from remembering.returns(Path(self.world) / "model", self.clips)
         elif suite == "ress":
             yield from drift(trials.seen())
         else:

@@ -1,7 +1,10 @@
-"""Train the small video model: `python -m mmsdk.apps.train_video`. Resumable, seeded, offline; Ctrl-C loses nothing.
+"""Train the small video models: `python -m mmsdk.apps.train_video`. Resumable, seeded, offline; Ctrl-C loses nothing.
 
 Trains the model, writes it to `FOLDER/model`, where `mmsdk imagine --model FOLDER/model` finds it, teaches the judge, and prints what that
 reads in clips of held-out sentences. What is done is not done again. Exit codes are those of `mmsdk`.
+
+`--kind world` trains a model that goes frame by frame through a larger world, by actions, and `--kind upscaler` the map between the two
+stages of the first, which is written beside it.
 """
 
 import argparse
@@ -14,28 +17,39 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from mmsdk.vision.films import sheet
 from mmsdk.apps.interrupts import INTERRUPTED
 from mmsdk.apps.train_mini.needs import check_compiling
+from mmsdk.apps.train_video import finer, roam
 from mmsdk.apps.train_video.judge import open_judge, teach
-from mmsdk.apps.train_video.learn import Recipe
-from mmsdk.apps.train_video.loop import train
+from mmsdk.apps.train_video.learn import CONFIG, Recipe, loss_of
+from mmsdk.apps.train_video.loop import Learner, Lesson, train
+from mmsdk.apps.train_video.returning import returned
+from mmsdk.apps.train_video.roam import RECIPE
 from mmsdk.apps.train_video.score import asked, drawn_score, score
-from mmsdk.diffusion.imagine import open_imaginer, pixels, save_imaginer
+from mmsdk.diffusion.dit import DiTConfig
+from mmsdk.diffusion.imagine import UPSCALER, open_imaginer, pixels, save_imaginer
+from mmsdk.diffusion.upscale import open_upscaler
 from mmsdk.errors import MmsdkError
 from mmsdk.precision import native_bfloat16
+from mmsdk.vision.films import sheet
 
 __all__ = ["JUDGE", "MODEL", "main"]
 
 JUDGE, MODEL = "judge.safetensors", "model"
+_FOLDERS = {"clips": "build/train_video", "world": "build/train_world", "upscaler": "build/train_video"}
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mmsdk.apps.train_video", description=(__doc__ or "").splitlines()[0])
     recipe = Recipe()
-    parser.add_argument("--folder", type=Path, default=Path("build/train_video"), help="where checkpoints are kept, and the model")
+    parser.add_argument("--kind", choices=tuple(_FOLDERS), default="clips", help="what is trained")
+    parser.add_argument(
+        "--folder", type=Path, help=f"where checkpoints are kept, and the model; {_FOLDERS['clips']}, or {_FOLDERS['world']}"
+    )
     told = ", ".join(f"{stage.steps} of {stage.side} pixels a side" for stage in recipe.stages)
-    parser.add_argument("--steps", type=int, nargs=3, default=[stage.steps for stage in recipe.stages], metavar="N", help=f"steps: {told}")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", metavar="N", help=f"steps: {told}; of a world {RECIPE.steps}, of an upscaler {finer.STEPS}"
+    )
     parser.add_argument("--seed", type=int, default=recipe.seed)
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="auto is bfloat16 where it is native")
     parser.add_argument("--every", type=float, default=180.0, help="seconds from one checkpoint to the next")
@@ -45,28 +59,68 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--now", action="store_true", help="write and try the model as it stands, and train no further")
     parser.add_argument("--no-compile", action="store_true", help="run without torch.compile (slower, no C++ compiler needed)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.folder = args.folder or Path(_FOLDERS[args.kind])
+    usual = {"clips": [stage.steps for stage in recipe.stages], "world": [RECIPE.steps], "upscaler": [finer.STEPS]}[args.kind]
+    if len(args.steps or usual) != len(usual) or min(args.steps or usual) < 0:
+        parser.error(f"--steps takes {len(usual)} numbers of at least 0 for --kind {args.kind}")
+    args.steps = args.steps or usual
+    return args
 
 
 def _run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     args.folder.mkdir(parents=True, exist_ok=True)
+    return {"clips": _clips, "world": _world, "upscaler": _upscaler}[args.kind](args)
+
+
+def _clips(args: argparse.Namespace) -> int:
     stages = [replace(stage, steps=steps) for stage, steps in zip(Recipe().stages, args.steps, strict=True)]
     recipe = Recipe(tuple(stages), seed=args.seed)
-    dtype = torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and native_bfloat16()) else torch.float32
-    stop_after, compiled = 0 if args.now else args.stop_after, not args.no_compile and not args.now
-    if compiled:
-        check_compiling()
-    done, learner = train(recipe, args.folder, dtype, every=args.every, stop_after=stop_after, compiled=compiled)
-    if done < recipe.steps and not args.now:
-        print(f"\nstopped after {done} of {recipe.steps} steps; the same command goes on from there", file=sys.stderr)
+    learner = _learned(args, recipe, CONFIG, loss_of)
+    if learner is None:
         return INTERRUPTED if args.stop_after is None else 0
     save_imaginer(args.folder / MODEL, learner.imaginer(recipe))
     if not (args.folder / JUDGE).exists():
         print(json.dumps({"of": "judge", "all five right on held-out drawn clips": teach(args.folder / JUDGE)}), flush=True)
     if args.evaluate:
-        _tried(args, dtype)
+        _tried(args, _dtype(args))
     return 0
+
+
+def _world(args: argparse.Namespace) -> int:
+    recipe = replace(RECIPE, stages=(replace(RECIPE.stages[0], steps=args.steps[0]),), seed=args.seed)
+    learner = _learned(args, recipe, roam.ROAMING, roam.loss_of)
+    if learner is None:
+        return INTERRUPTED if args.stop_after is None else 0
+    roam.save(args.folder / MODEL, learner.imaginer(recipe))
+    if args.evaluate:
+        print(json.dumps(returned(args.folder / MODEL, args.evaluate).row()))
+    return 0
+
+
+def _upscaler(args: argparse.Namespace) -> int:
+    target = args.folder / MODEL / UPSCALER
+    target.parent.mkdir(exist_ok=True)
+    done = finer.taught(args.folder, target, args.steps[0], args.every, 0 if args.now else args.stop_after)
+    print(json.dumps({"of": "upscaler", "steps": done, **finer.gained(open_upscaler(target, 3))}))
+    return 0
+
+
+def _learned(args: argparse.Namespace, recipe: Recipe, config: DiTConfig, lesson: Lesson) -> Learner | None:
+    """What was learned; none where the recipe is not at its end yet."""
+    stop_after, compiled = 0 if args.now else args.stop_after, not args.no_compile and not args.now
+    if compiled:
+        check_compiling()
+    done, learner = train(recipe, args.folder, _dtype(args), config, args.every, stop_after, compiled, lesson)
+    if done < recipe.steps and not args.now:
+        print(f"\nstopped after {done} of {recipe.steps} steps; the same command goes on from there", file=sys.stderr)
+        return None
+    return learner
+
+
+def _dtype(args: argparse.Namespace) -> torch.dtype:
+    return torch.bfloat16 if args.dtype == "bfloat16" or (args.dtype == "auto" and native_bfloat16()) else torch.float32
 
 
 def _tried(args: argparse.Namespace, dtype: torch.dtype) -> None:

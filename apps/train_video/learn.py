@@ -16,7 +16,7 @@ from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.rotary import Spread, Waves
 from mmsdk.diffusion.words import Words
 
-__all__ = ["CONFIG", "STAGES", "Recipe", "Stage", "begun", "loss_of", "rate", "stage_of"]
+__all__ = ["CLEANEST", "CONFIG", "STAGES", "Recipe", "Stage", "begun", "loss_of", "rate", "stage_of"]
 
 _PATCH = 4
 _SPREAD = Spread(SIDE // _PATCH)
@@ -36,7 +36,7 @@ CONFIG = DiTConfig(
     predicts="clip",
 )
 _WORDS_MOST = 12
-_CLEANEST = 0.05
+CLEANEST = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def loss_of(model: DiT, words: Words, recipe: Recipe, step: int, dtype: torch.dt
     noise, even = torch.randn(clips.shape, generator=generator), torch.rand(rows, generator=generator)
     # the shift goes with the square root of the tokens, and so with the side
     shift = recipe.shift * side / SIDE
-    sigma = _CLEANEST + (1 - _CLEANEST) * shift * even / (1 + (shift - 1) * even)
+    sigma = CLEANEST + (1 - CLEANEST) * shift * even / (1 + (shift - 1) * even)
     mixed = torch.lerp(clips, noise, sigma.view(-1, 1, 1, 1, 1))
     numbers = words.numbers(_told(stories, recipe.dropped, generator))
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,12 @@ from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.imagine import Imaginer, Screen
 from mmsdk.diffusion.words import Words
 
-__all__ = ["CHECKPOINT", "Learner", "train"]
+__all__ = ["CHECKPOINT", "Learner", "Lesson", "train"]
 
 CHECKPOINT = "checkpoint.safetensors"
 _LOGGED = 25  # steps
+Lesson = Callable[[DiT, Words, Recipe, int, torch.dtype], Tensor]
+"""What a step teaches: its loss."""
 
 
 @dataclass(slots=True)
@@ -53,11 +55,11 @@ class Learner:
         for part, module in (("model", self.model), ("words", self.words)):
             module.load_state_dict({k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(f"{part}.")})
 
-    def step(self, recipe: Recipe, number: int, dtype: torch.dtype) -> float:
+    def step(self, recipe: Recipe, number: int, dtype: torch.dtype, lesson: Lesson = loss_of) -> float:
         """One step of training; the loss before it."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate(recipe, number)
-        loss = loss_of(self.model, self.words, recipe, number, dtype)
+        loss = lesson(self.model, self.words, recipe, number, dtype)
         self.optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *self.words.parameters()], 1.0)
@@ -108,11 +110,12 @@ def train(
     every: float = 180.0,
     stop_after: int | None = None,
     compiled: bool = False,
+    lesson: Lesson = loss_of,
 ) -> tuple[int, Learner]:
     """Train from the last checkpoint in `folder` to the end, or `stop_after` steps; a checkpoint every so many seconds and at the end.
 
-    Gives the steps that were taken in all, and what was learned. The first Ctrl-C ends it after the step that is being made. `compiled`
-    layers take two thirds of the time, and half a minute at each size first.
+    Gives the steps that were taken in all, and what was learned by a `lesson`, clips where none is named. The first Ctrl-C ends it after
+    the step that is being made. `compiled` layers take two thirds of the time, and half a minute at each size first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     learner = Learner.of(config, recipe)
@@ -122,7 +125,7 @@ def train(
     bar = tqdm(range(first, end), initial=first, total=recipe.steps, desc="training", unit="step", mininterval=10)
     with bar, _compiled(learner.model, compiled), _Stop() as stopping:
         for step in bar:
-            losses.append(learner.step(recipe, step, dtype))
+            losses.append(learner.step(recipe, step, dtype, lesson))
             done = step + 1
             last = done == end or stopping.asked
             if last or done % _LOGGED == 0:

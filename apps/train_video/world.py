@@ -10,7 +10,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["BOXES", "COLOURS", "DIRECTIONS", "FRAMES", "RELATIONS", "SHAPES", "SIDE", "VOCABULARY", "Stories", "drawn", "film"]
+__all__ = [
+    "BOXES",
+    "COLOURS",
+    "DIRECTIONS",
+    "FRAMES",
+    "RELATIONS",
+    "SHAPES",
+    "SIDE",
+    "VOCABULARY",
+    "Stories",
+    "cover",
+    "drawn",
+    "film",
+    "palette",
+]
 
 FRAMES, SIDE = 16, 64
 COLOURS = {
@@ -65,17 +79,22 @@ def film(stories: Stories, side: int, generator: torch.Generator) -> Float[Tenso
     """The clips, from -1 to 1; the generator draws sizes, speeds and where things begin."""
     thing, box = _paths(stories, generator)
     radius = _between(7.5, 8.5, len(stories), generator)
-    covers = _cover(thing, side, stories.shape, radius), _cover(box, side, torch.full_like(stories.shape, len(SHAPES)), radius)
-    palette = torch.tensor([*COLOURS.values(), _GROUND]) / 127.5 - 1
-    paints = palette[stories.colour], palette[stories.box]
+    covers = cover(thing, side, stories.shape, radius), cover(box, side, torch.full_like(stories.shape, len(SHAPES)), radius)
+    paint_of = palette()
+    paints = paint_of[stories.colour], paint_of[stories.box]
     behind = stories.relation == 1
-    clip = palette[-1].view(1, 3, 1, 1, 1).expand(len(stories), -1, FRAMES, side, side)
+    clip = paint_of[-1].view(1, 3, 1, 1, 1).expand(len(stories), -1, FRAMES, side, side)
     for near, far in ((1, 0), (0, 1)):
         # the far one first; nothing is painted where there is no box
-        cover = torch.where(behind.view(-1, 1, 1, 1), covers[far], covers[near])[:, None]
+        covered = torch.where(behind.view(-1, 1, 1, 1), covers[far], covers[near])[:, None]
         paint = torch.where(behind[:, None], paints[far], paints[near])
-        clip = clip + cover * (paint.view(-1, 3, 1, 1, 1) - clip)
+        clip = clip + covered * (paint.view(-1, 3, 1, 1, 1) - clip)
     return clip
+
+
+def palette() -> Float[Tensor, "c 3"]:
+    """The colours, from -1 to 1, and behind them the ground."""
+    return torch.tensor([*COLOURS.values(), _GROUND]) / 127.5 - 1
 
 
 def _sentence(colour: int, shape: int, direction: int, relation: int, box: int) -> str:
@@ -104,7 +123,7 @@ def _paths(stories: Stories, generator: torch.Generator) -> tuple[Float[Tensor, 
     return there, beside
 
 
-def _cover(middle: Float[Tensor, "b t 2"], side: int, shape: Int[Tensor, " b"], radius: Float[Tensor, "b 1"]) -> Float[Tensor, "b t h w"]:
+def cover(middle: Float[Tensor, "b t 2"], side: int, shape: Int[Tensor, " b"], radius: Float[Tensor, "b 1"]) -> Float[Tensor, "b t h w"]:
     """How much of each pixel lies within, by the distance to the edge."""
     pixel = SIDE / side
     at = (torch.arange(side) + 0.5) * pixel

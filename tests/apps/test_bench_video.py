@@ -8,6 +8,7 @@ import torch
 
 from mmsdk.apps.bench import video
 from mmsdk.apps.bench.video import Video
+from mmsdk.apps.train_video import roam
 from mmsdk.apps.train_video.judge import teach
 from mmsdk.apps.train_video.world import VOCABULARY
 from mmsdk.apps.video import rows
@@ -18,7 +19,9 @@ from mmsdk.diffusion.rotary import Spread, Waves
 from mmsdk.diffusion.words import Words
 from mmsdk.errors import InputError
 
-SMALL = Video(frames=2, height=8, width=8, heads=1, head_dim=16, methods="nabla+draft", repeats=1, wave_tokens=2048, wave_heads=1)
+SMALL = Video(
+    world_frames=40, frames=2, height=8, width=8, heads=1, head_dim=16, methods="nabla+draft", repeats=1, wave_tokens=2048, wave_heads=1
+)
 FEW = [Way("generation"), Way("generation", "nabla"), Way("cache", cache="magcache:0.2"), Way("two_stage", coarse=0.5)]
 
 
@@ -42,7 +45,7 @@ def test_every_kind_has_rows_and_a_run_that_was_broken_off_goes_on(folder: Path,
     first = replace(bench, kind="attention")()
     found = bench()
     assert found[: len(first)] == first and replace(bench, kind="generation")() == [row for row in found if row["kind"] == "generation"]
-    assert {row["kind"] for row in found} == {"attention", "wavealign", "ress", "generation", "cache", "two_stage"}
+    assert {row["kind"] for row in found} == {"attention", "wavealign", "world", "ress", "generation", "cache", "two_stage"}
     assert bench() == found
     for row in found:
         assert set(rows.row("", "", 0)) <= row.keys()
@@ -55,6 +58,23 @@ def test_every_kind_has_rows_and_a_run_that_was_broken_off_goes_on(folder: Path,
     drifts = [row for row in found if row["kind"] == "ress"]
     ress, mass = ([row["sparsity"] for row in drifts if row["method"] == name] for name in ("ress", "attention mass"))
     assert ress == mass and len(ress) == 4
+
+
+def test_a_memory_of_worlds_brings_back_what_a_window_of_equal_memory_has_lost(tmp_path: Path) -> None:
+    """Planted pages by what is known of them; a model that was taught nothing remembers nothing, and has its rows all the same."""
+    by = {str(row["method"]): row for row in replace(SMALL, kind="world")()}
+    assert by["planted pages"]["recall"] == by["planted pages"]["recall_of_gone"] == 1.0
+    assert by["planted window"]["recall_of_gone"] == 0.0 and 0 < float(str(by["planted window"]["recall"])) < 0.3
+    roam.save(tmp_path / "model", nobody())
+    rows_of = replace(SMALL, kind="world", world=str(tmp_path), clips=1)()
+    back = [row for row in rows_of if str(row["method"]).startswith("returns")]
+    assert len(back) == 4 and all(row["pages_read"] == 7 and float(str(row["recall"])) < 1 for row in back)
+
+
+def nobody() -> Imaginer:
+    torch.manual_seed(0)
+    config = replace(roam.ROAMING, heads=1, head_dim=12, hidden=16, layers=1, text_width=8, frequencies=8, patch=(1, 8, 8))
+    return Imaginer(DiT(config), Words(VOCABULARY, 8, 12))
 
 
 def test_a_kind_that_needs_a_model_says_so_and_other_settings_are_not_mixed(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmsdk.apps.train_video import __main__ as program
+from mmsdk.apps.train_video import finer, roam
 from mmsdk.apps.train_video.judge import open_judge, teach
 from mmsdk.apps.train_video.learn import CONFIG, STAGES, Recipe, Stage, begun, loss_of, rate, stage_of
 from mmsdk.apps.train_video.loop import CHECKPOINT, train
@@ -16,7 +17,13 @@ from mmsdk.apps.train_video.score import asked, drawn_score, told
 from mmsdk.apps.train_video.world import COLOURS, DIRECTIONS, FRAMES, RELATIONS, SHAPES, SIDE, VOCABULARY, Stories, drawn, film
 from mmsdk.diffusion.dit import DiT
 from mmsdk.diffusion.imagine import open_imaginer
+from mmsdk.diffusion.types import Condition
+from mmsdk.diffusion.upscale import open_upscaler
 from mmsdk.diffusion.words import Words
+from mmsdk.diffusion.world.door import EXACT
+from mmsdk.diffusion.world.memory import Paging, WorldMemory
+from mmsdk.diffusion.world.rollout import remember
+from mmsdk.pipeline import pipeline
 
 SMALL = replace(CONFIG, heads=1, head_dim=12, hidden=16, layers=1, text_width=8, frequencies=8)
 RECIPE = Recipe((Stage(8, 2, 2, 1e-2), Stage(16, 3, 1, 1e-2, coarser=0.5)), warmup=2)
@@ -124,7 +131,7 @@ def test_the_program_trains_writes_teaches_and_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(program, "teach", lambda path: teach(path, steps=1, rows=1))
-    monkeypatch.setattr(program, "train", lambda recipe, folder, dtype, **how: train(recipe, folder, dtype, SMALL, **how))
+    monkeypatch.setattr(program, "CONFIG", SMALL)
     words = [
         "--folder",
         str(tmp_path),
@@ -146,6 +153,99 @@ def test_the_program_trains_writes_teaches_and_tries(
     assert '"of": "drawn"' in out and '"of": "made"' in out and '"three"' in out and (tmp_path / "clips.png").is_file()
     made = open_imaginer(tmp_path / "model")("a white cross moves up", steps=1)
     assert made.frames.shape == (FRAMES, 3, SIDE, SIDE) and made.cost.passes == 2
+
+
+def named(sentence: str) -> tuple[int, int]:
+    colour, shape = sentence.split()[1:]
+    return list(COLOURS).index(colour), SHAPES.index(shape)
+
+
+def test_a_window_over_a_world_shows_what_lies_there_and_what_left_comes_back() -> None:
+    """Places are whole tokens apart, so that what two windows share is the same pixels, moved."""
+    lands = roam.settled(3, seeded())
+    path = torch.tensor([[0, 1, 1, 2, 2, 3, 4]] * 3)
+    clips = roam.seen(lands, roam.steps_of(path), roam.PIXELS)
+    assert clips.shape == (3, 3, 7, 32, 32) and clips.abs().max() <= 1
+    assert torch.equal(clips[:, :, 0], clips[:, :, 4]) and torch.equal(clips[:, :, 4], clips[:, :, 6])
+    torch.testing.assert_close(clips[:, :, 1, :, 8:], clips[:, :, 0, :, :-8])
+    torch.testing.assert_close(clips[:, :, 5, 8:], clips[:, :, 0, :-8])
+    for number, (sentence, colour) in enumerate(zip(lands.captions(), lands.colour[:, 0].tolist(), strict=True)):
+        assert named(sentence) == (colour, int(lands.shape[number, 0])) and set(sentence.split()) <= set(VOCABULARY)
+        assert middle(clips[number], list(COLOURS)[colour])[0] is not None
+
+
+def test_half_of_the_paths_come_back() -> None:
+    path = roam.wandered(400, roam.FRAMES, seeded())
+    places = roam.steps_of(path)
+    again = [len({tuple(place) for place in row.tolist()}) for row in places]
+    assert (path[:, 0] == 0).all() and path.max() == 4 and sum(count < roam.FRAMES for count in again) > 300
+    assert torch.equal(path, roam.wandered(400, roam.FRAMES, seeded()))
+
+
+def test_noisy_frames_read_themselves_and_clean_ones_before_them() -> None:
+    reads = roam.readers(torch.zeros(1, 3, 3, dtype=torch.bool))[0].int().tolist()
+    assert reads == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [1, 0, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 1],
+    ]
+    hidden = roam.readers(torch.ones(1, 3, 3, dtype=torch.bool))[0]
+    assert torch.equal(hidden, torch.eye(6, dtype=torch.bool))
+
+
+def test_teaching_all_frames_at_once_is_what_the_world_does_frame_by_frame(tmp_path: Path) -> None:
+    """The velocity of a noisy frame in the taught sequence is the one that a world's memory gives, with nothing hidden."""
+    torch.manual_seed(0)
+    model = DiT(replace(roam.ROAMING, heads=1, head_dim=12, hidden=16, layers=2, text_width=8, frequencies=8)).eval()
+    text, frames, tokens = torch.randn(1, 4, 8), 4, 64
+    places = 2 * roam.steps_of(torch.tensor([[0, 1, 1, 2]]))
+    clean, noisy = (torch.randn(1, 3, frames, 32, 32, generator=seeded(seed)) for seed in (1, 2))
+    sigma = torch.tensor([[0.9, 0.5, 0.3, 0.7]])
+    mask = roam.readers(torch.zeros(1, frames, frames, dtype=torch.bool)).repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
+    times = torch.cat((torch.zeros(1, frames), 1000 * sigma), 1).repeat_interleave(tokens, 1)
+    with torch.no_grad(), WorldMemory(tmp_path, Paging(sinks=0, recent=9, recalled=0), EXACT) as memory:
+        both = torch.cat((clean, noisy), 2)
+        taught = model(both, times, Condition(text, places=torch.cat((places, places), 1)), roam.Taught(mask))[:, :, frames:]
+        for frame in range(frames):
+            at = Condition(text, places=places[:, frame : frame + 1])
+            alone = model(noisy[:, :, frame : frame + 1], 1000 * sigma[:, frame], at, memory.at(0, 1, "cond"), first=frame)
+            torch.testing.assert_close(alone, taught[:, :, frame : frame + 1], rtol=0, atol=2e-5)
+            remember(model, clean[:, :, frame : frame + 1], at, memory, frame)
+
+
+def test_the_program_trains_a_world_and_an_upscaler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = replace(roam.ROAMING, heads=1, head_dim=12, hidden=16, layers=1, text_width=8, frequencies=8, patch=(1, 8, 8))
+    monkeypatch.setattr(program.roam, "ROAMING", small)
+    words = ["--kind", "world", "--folder", str(tmp_path), "--steps", "2", "--dtype", "float32", "--no-compile", "--evaluate", "1"]
+    assert program.main([*words, "--stop-after", "1"]) == 0 and not (tmp_path / "model").exists()
+    assert program.main(words) == 0 and '"of": "returns"' in capsys.readouterr().out
+    with pipeline("world-model", tmp_path / "model", dtype="float32") as world:
+        world._folder = tmp_path
+        assert world.actions == tuple(roam.ACTIONS) and world.reset(text="a red ball").size == (32, 32)
+        assert world.step("left").source == "frame 2" and world._place.tolist() == [0.0, -1.0]
+    with pytest.raises(SystemExit):
+        program.main(["--kind", "world", "--steps", "1", "2"])
+    upscaler = ["--kind", "upscaler", "--folder", str(tmp_path), "--steps", "2"]
+    assert program.main([*upscaler, "--stop-after", "1"]) == 0 and program.main(upscaler) == 0
+    assert '"steps": 2' in capsys.readouterr().out and (tmp_path / "model" / "upscaler.safetensors").is_file()
+
+
+def test_an_upscaler_learns_more_than_bilinear_and_goes_on_where_it_stood(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    finer.taught(whole, whole / "a.safetensors", 6, width=4)
+    finer.taught(parts, parts / "a.safetensors", 6, stop_after=3, width=4)
+    assert finer.taught(parts, parts / "a.safetensors", 6, width=4) == 6
+    one, other = (load_file(folder / "a.safetensors") for folder in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    gained = finer.gained(open_upscaler(whole / "a.safetensors", 3), clips=1)
+    assert gained["upscaler"] != gained["bilinear"] > 0
 
 
 def test_a_judge_reads_frames_and_is_held_against_what_was_told(tmp_path: Path) -> None:

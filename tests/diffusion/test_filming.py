@@ -18,6 +18,7 @@ from mmsdk.diffusion.making import Screen
 from mmsdk.diffusion.rotary import Anywhere, Roaming, Spread, Waves
 from mmsdk.diffusion.upscale import LatentUpscaler, bilinear, open_upscaler, save_upscaler
 from mmsdk.diffusion.words import Words
+from mmsdk.diffusion.world import door
 from mmsdk.diffusion.world.door import World, paging
 from mmsdk.diffusion.world.memory import Paging
 from mmsdk.diffusion.world.model import WorldModel, save_world_model
@@ -135,6 +136,7 @@ def test_what_ends_a_call_and_what_is_no_number(pipe: VideoGeneration, folder: P
         ("world-model", {"kv": "snapkv:4"}, "is no memory of a world"),
         ("world-model", {"kv": "pages:fast=two"}, "the knobs of pages are frames, sinks"),
         ("world-model", {"kv": "pages:fast=2"}, "the fast tier holds 2"),
+        ("world-model", {"kv": "pages:index=best"}, "mean or bounds"),
         ("world-model", {"dtype": "float31"}, "float32"),
     ],
 )
@@ -194,6 +196,24 @@ def test_a_world_begins_with_a_picture_and_refuses_what_is_no_action(roaming: Wo
             world.reset(text="a dog")
         assert world.frames == 2, "what could not begin has ended nothing"
     assert not [path for path in tmp_path.iterdir() if path.is_dir()], "pages go with their world"
+
+
+def test_a_step_that_is_broken_off_ends_the_world(roaming: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with World(roaming, folder=tmp_path) as world:
+        world.reset()
+        before = world.step("left").pixels
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as broken:
+            broken.setattr(door, "remember", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                world.step("left")
+        with pytest.raises(InputError, match="begin with reset"):
+            world.step("left")
+        world.reset()
+        assert torch.equal(world.step("left").pixels, before)
 
 
 def test_a_model_of_clips_goes_on_by_texts(folder: Path, tmp_path: Path) -> None:

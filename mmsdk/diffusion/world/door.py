@@ -10,6 +10,7 @@ long ago come back from the host's memory or the disk where what is to be seen a
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -23,6 +24,7 @@ from mmsdk.diffusion.generate import Denoiser
 from mmsdk.diffusion.imagine import SETTINGS
 from mmsdk.diffusion.types import Condition
 from mmsdk.diffusion.world.hybrid import Hybrid
+from mmsdk.diffusion.world.index import Kind
 from mmsdk.diffusion.world.memory import Paging, WorldMemory
 from mmsdk.diffusion.world.model import WorldModel, open_world_model
 from mmsdk.diffusion.world.rollout import denoised, remember
@@ -49,13 +51,19 @@ def paging(kv: str | Paging) -> Paging:
         if spec.name == "window" and spec.amount and not spec.knobs:
             return Paging(sinks=0, recent=int(spec.amount), recalled=0, fast=int(spec.amount) + 1, host=1)
         if spec.name == "pages" and not spec.amount:
-            return Paging(**{name: value if name == "index" else int(value) for name, value in spec.knobs})  # type: ignore[arg-type]
+            return Paging(**{name: _kind(value) if name == "index" else int(value) for name, value in spec.knobs})  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         knobs = ", ".join(Paging.__dataclass_fields__)
-        raise PluginError(f"{kv!r}: the knobs of pages are {knobs}, whole numbers but for the index") from error
+        raise PluginError(f"{kv!r}: the knobs of pages are {knobs}, whole numbers but for the index, mean or bounds") from error
     raise PluginError(f"{kv!r} is no memory of a world; write 'pages', 'pages:recalled=8,fast=32' or 'window:8'")
+
+
+def _kind(value: str) -> str:
+    if value not in get_args(Kind):
+        raise ValueError(value)
+    return value
 
 
 def open_world(name: str, dtype: torch.dtype, device: torch.device) -> WorldModel:
@@ -134,24 +142,32 @@ class World:
         self._generator = torch.Generator().manual_seed(int(seed))
         self._first, self._place, self._text = 0, torch.zeros(2, dtype=torch.float64), text
         self._condition, self._guidance, self._cache, self._steps = condition, towards, caching, steps or self.model.steps
-        return self._next("", picture)
+        return self._made("", picture)
 
     def step(self, action: str = "") -> Image:
         """The frame after an action: the name of a move, or, for a model without moves, a text for what follows ("" for as before).
 
-        Raises InputError before `reset`, and for an action that there is not, before anything has changed.
+        Raises InputError before `reset`, and for an action that there is not, before anything has changed. A step that is broken off, by
+        Ctrl-C for one, ends the world: some layers would remember it and others not.
         """
         self._begun()
         if self.model.moves:
             self._place = self.model.moved(self._place, action)
         elif action:
             self._condition, self._guidance = self.model.imaginer.asked(action, self._guidance.scale)
-        return self._next(action, None)
+        return self._made(action, None)
 
     def _begun(self) -> WorldMemory:
         if self._memory is None:
             raise InputError("there is no world yet; begin with reset(seed=0)", item="world")
         return self._memory
+
+    def _made(self, action: str, latents: Tensor | None) -> Image:
+        try:
+            return self._next(action, latents)
+        except BaseException:
+            self.close()
+            raise
 
     @torch.no_grad()
     def _next(self, action: str, latents: Tensor | None) -> Image:
