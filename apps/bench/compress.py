@@ -1,6 +1,6 @@
 """Compression on mini: every method at five budgets, on held-out pictures and clips: answers, time of each stage, bytes, fidelity.
 
-mmsdk bench compress --json                            some twenty minutes on two cores
+mmsdk bench compress --json                            about half an hour on two cores
 mmsdk bench compress:quick=true                        little is asked of everything, and it says little
 mmsdk bench compress:methods=deft+uniform              some methods, and `identity`, the uncompressed model
 mmsdk bench compress:plot=docs/images/compression.svg  draws accuracy against tokens and against time
