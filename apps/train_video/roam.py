@@ -32,7 +32,6 @@ __all__ = [
     "Lands",
     "Taught",
     "loss_of",
-    "readers",
     "save",
     "seen",
     "settled",
@@ -109,23 +108,30 @@ def seen(lands: Lands, places: Float[Tensor, "b t 2"], side: int) -> Float[Tenso
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """Clean frames, then as many noisy ones: who reads whom, token by token."""
+    """Attention of clean frames, then as many noisy ones; `hidden` says which earlier frames (columns) a frame (rows) may not read.
 
-    mask: Bool[Tensor, "b 1 n n"]
+    Clean frames read themselves and those before them; a noisy one reads itself and the clean ones before it. Both are one attention each
+    over what may be read at all: a mask over all pairs would compute twice as many.
+    """
+
+    hidden: Bool[Tensor, "b t t"]
 
     def __call__(
         self, query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b h s d"], values: Float[Tensor, "b h s d"], spot: Spot
     ) -> Float[Tensor, "b h s d"]:
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
-
-
-def readers(hidden: Bool[Tensor, "b t t"]) -> Bool[Tensor, "b t2 t2"]:
-    """Which frames each reads, clean ones first: clean ones themselves and before, noisy ones themselves and clean ones before."""
-    frames = hidden.shape[1]
-    before = torch.ones(frames, frames, dtype=torch.bool).tril(-1) & ~hidden
-    own = torch.eye(frames, dtype=torch.bool).expand_as(before)
-    clean = torch.cat((before | own, torch.zeros_like(own)), -1)
-    return torch.cat((clean, torch.cat((before, own), -1)), 1)
+        b, frames, _ = self.hidden.shape
+        tokens = spot.grid.frame
+        before = torch.ones(frames, frames, dtype=torch.bool, device=query.device).tril(-1) & ~self.hidden
+        own = torch.eye(frames, dtype=torch.bool, device=query.device)
+        clean, noisy = (tuple(part.split(frames * tokens, 2)[half] for part in (query, keys, values)) for half in (0, 1))
+        mask = (before | own).repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
+        first = F.scaled_dot_product_attention(*clean, attn_mask=mask)
+        # a noisy frame stands as a row of the batch of its own
+        asked, *others = (part.unflatten(2, (frames, tokens)).transpose(1, 2).flatten(0, 1) for part in noisy)
+        read = [torch.cat((part.repeat_interleave(frames, 0), other), 2) for part, other in zip(clean[1:], others, strict=True)]
+        seen_by = before.flatten(0, 1).repeat_interleave(tokens, 1)
+        last = F.scaled_dot_product_attention(asked, *read, attn_mask=F.pad(seen_by, (0, tokens), value=True)[:, None, None])
+        return torch.cat((first, last.unflatten(0, (b, frames)).transpose(1, 2).flatten(2, 3)), 2)
 
 
 def loss_of(model: DiT, words: Words, recipe: Recipe, step: int, dtype: torch.dtype) -> Float[Tensor, ""]:
@@ -141,12 +147,11 @@ def loss_of(model: DiT, words: Words, recipe: Recipe, step: int, dtype: torch.dt
     both = torch.cat((clips, torch.lerp(clips, noise, wide)), 2)
     hidden = torch.rand(stage.rows, FRAMES, FRAMES, generator=generator) < _HIDDEN
     tokens = (stage.side // model.config.patch[1]) * (stage.side // model.config.patch[2])
-    mask = readers(hidden).repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
     times = torch.cat((torch.zeros_like(sigma), 1000 * sigma), 1).repeat_interleave(tokens, 1)
     condition = words(words.numbers(_told(lands, generator)))
     window = places * (STRIDE * stage.side / SIDE) / torch.tensor(model.config.patch[1:], dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        velocity = model(both, times, replace(condition, places=torch.cat((window, window), 1)), Taught(mask))
+        velocity = model(both, times, replace(condition, places=torch.cat((window, window), 1)), Taught(hidden))
     error = (velocity[:, :, FRAMES:].float() - (noise - clips)).square().mean((1, 3, 4))
     loss: Tensor = (sigma * error).mean()
     return loss

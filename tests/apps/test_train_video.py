@@ -1,5 +1,6 @@
 """The drawn world against what its sentences say, the judge, and training that goes on where it stood."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from mmsdk.apps.train_video.learn import CONFIG, STAGES, Recipe, Stage, begun, l
 from mmsdk.apps.train_video.loop import CHECKPOINT, train
 from mmsdk.apps.train_video.score import asked, drawn_score, told
 from mmsdk.apps.train_video.world import COLOURS, DIRECTIONS, FRAMES, RELATIONS, SHAPES, SIDE, VOCABULARY, Stories, drawn, film
+from mmsdk.diffusion.attention.types import Grid
 from mmsdk.diffusion.dit import DiT
 from mmsdk.diffusion.imagine import open_imaginer
-from mmsdk.diffusion.types import Condition
+from mmsdk.diffusion.types import Condition, Spot
 from mmsdk.diffusion.upscale import open_upscaler
 from mmsdk.diffusion.words import Words
 from mmsdk.diffusion.world.door import EXACT
@@ -182,18 +184,21 @@ def test_half_of_the_paths_come_back() -> None:
     assert torch.equal(path, roam.wandered(400, roam.FRAMES, seeded()))
 
 
-def test_noisy_frames_read_themselves_and_clean_ones_before_them() -> None:
-    reads = roam.readers(torch.zeros(1, 3, 3, dtype=torch.bool))[0].int().tolist()
-    assert reads == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [0, 0, 0, 1, 0, 0],
-        [1, 0, 0, 0, 1, 0],
-        [1, 1, 0, 0, 0, 1],
-    ]
-    hidden = roam.readers(torch.ones(1, 3, 3, dtype=torch.bool))[0]
-    assert torch.equal(hidden, torch.eye(6, dtype=torch.bool))
+def test_noisy_frames_read_themselves_and_clean_ones_before_them_that_are_not_hidden() -> None:
+    """Against one attention over all pairs, masked pair by pair."""
+    frames, tokens = 3, 4
+    hidden = torch.zeros(2, frames, frames, dtype=torch.bool)
+    hidden[1, 2, 0] = True
+    reads = torch.zeros(2, 2 * frames, 2 * frames, dtype=torch.bool)
+    for row, reader, other in itertools.product(range(2), range(frames), range(frames)):
+        earlier = other < reader and not bool(hidden[row, reader, other])
+        reads[row, reader, other] = earlier or other == reader
+        reads[row, frames + reader, other], reads[row, frames + reader, frames + other] = earlier, other == reader
+    mask = reads.repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
+    made = [torch.randn(2, 2, 2 * frames * tokens, 8, generator=seeded(seed)) for seed in range(3)]
+    spot = Spot(Grid(2 * frames, 2, 2), 0, 1, torch.empty(2, 16, 8))
+    expected = torch.nn.functional.scaled_dot_product_attention(*made, attn_mask=mask)
+    torch.testing.assert_close(roam.Taught(hidden)(*made, spot), expected, rtol=0, atol=1e-5)
 
 
 def test_teaching_all_frames_at_once_is_what_the_world_does_frame_by_frame(tmp_path: Path) -> None:
@@ -204,11 +209,15 @@ def test_teaching_all_frames_at_once_is_what_the_world_does_frame_by_frame(tmp_p
     places = 2 * roam.steps_of(torch.tensor([[0, 1, 1, 2]]))
     clean, noisy = (torch.randn(1, 3, frames, 32, 32, generator=seeded(seed)) for seed in (1, 2))
     sigma = torch.tensor([[0.9, 0.5, 0.3, 0.7]])
-    mask = roam.readers(torch.zeros(1, frames, frames, dtype=torch.bool)).repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
     times = torch.cat((torch.zeros(1, frames), 1000 * sigma), 1).repeat_interleave(tokens, 1)
     with torch.no_grad(), WorldMemory(tmp_path, Paging(sinks=0, recent=9, recalled=0), EXACT) as memory:
         both = torch.cat((clean, noisy), 2)
-        taught = model(both, times, Condition(text, places=torch.cat((places, places), 1)), roam.Taught(mask))[:, :, frames:]
+        taught = model(
+            both,
+            times,
+            Condition(text, places=torch.cat((places, places), 1)),
+            roam.Taught(torch.zeros(1, frames, frames, dtype=torch.bool)),
+        )[:, :, frames:]
         for frame in range(frames):
             at = Condition(text, places=places[:, frame : frame + 1])
             alone = model(noisy[:, :, frame : frame + 1], 1000 * sigma[:, frame], at, memory.at(0, 1, "cond"), first=frame)
