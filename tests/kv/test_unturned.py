@@ -13,11 +13,13 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 
 from mmsdk.attention.mla import Latent
 from mmsdk.decoder.config import DecoderConfig
+from mmsdk.decoder.native import hasten
 from mmsdk.decoder.rope import Rope, Rotation, Unscaled
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
+from mmsdk.kernels.cpu.library import library
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.parts import Block, Part, whole
 from mmsdk.kv.read import ReadCache
@@ -183,6 +185,23 @@ def decoder() -> Decoder:
     generator, config = torch.Generator().manual_seed(3), DecoderConfig(40, 24, 2, 4, 2, 8, 32, 128)
     shapes = {name: tensor.shape for name, tensor in Decoder(config).state_dict().items()}
     return Decoder.of(config, {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()})
+
+
+@pytest.mark.skipif(library().functions is None, reason=library().state)
+def test_steps_in_cpp_hand_it_keys_that_are_not_turned() -> None:
+    """Two rows in bfloat16: prompts and steps in C++ over this cache are those over a dense one, to within rounding."""
+    generator, config = torch.Generator().manual_seed(9), DecoderConfig(80, 96, 3, 4, 2, 32, 112, 128)
+    shapes = {name: tensor.shape for name, tensor in Decoder(config).state_dict().items()}
+    state = {name: torch.randn(shape, generator=generator) * 0.1 + ("norm" in name) for name, shape in shapes.items()}
+    model = Decoder.of(config, {name: tensor.bfloat16() for name, tensor in state.items()})
+    hasten(model)
+    x, found = model.embed(torch.randint(0, 80, (2, 12), generator=generator)), list[Tensor]()
+    for cache in (DenseCache.allocate(3, 2, 2, 32, 12, torch.bfloat16, "cpu"), empty(model, 2)):
+        with torch.no_grad():
+            first = model(x[:, :9], torch.arange(9).expand(2, -1), cache)
+            others = [model(x[:, at : at + 1], cache.position[:, None], cache) for at in range(9, 12)]
+        found.append(torch.cat((first, *others), dim=1).float())
+    torch.testing.assert_close(found[1], found[0], atol=0.05, rtol=0.05)
 
 
 VALID = torch.tensor([[True, True, True, False, True, True], [False, True, True, True, True, True], [True] * 6])
