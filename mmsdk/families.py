@@ -26,7 +26,7 @@ from mmsdk.weights.fields import read_fields
 from mmsdk.weights.folder import Folder
 from mmsdk.weights.hub import SETTINGS, WEIGHTS, resolve
 
-__all__ = ["families", "open_model"]
+__all__ = ["NAMED", "families", "open_model"]
 
 PACKAGE = "mmsdk.models"
 

@@ -1,4 +1,4 @@
-"""`mmsdk ask PATH... "question"`: one answer, streamed as text or printed as one JSON object."""
+"""`mmsdk ask PATH... "question"`: one answer, streamed as text or printed as one JSON object. Models that read text alone need no path."""
 
 import argparse
 import json
@@ -14,8 +14,10 @@ from mmsdk.apps.answers import Form, as_json, check_shown, config_of, form_of, t
 from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
+from mmsdk.families import NAMED
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.legibility import LegibilityWarning
+from mmsdk.models.language import Blind
 from mmsdk.pipeline import Pipeline, pipeline
 from mmsdk.prompt import Prompt
 from mmsdk.vision.intake import load
@@ -28,10 +30,14 @@ USAGE = 'write: mmsdk ask PATH... "question"'
 def run(args: argparse.Namespace) -> int:
     """Answer the question about the files. What is wrong with the words is told before the model is loaded, which takes seconds."""
     paths, question = _split(args.words)
+    if not paths and args.model in NAMED:
+        raise _unseen(question)
     form = form_of(args)
     config = config_of(args, form)
     if args.n < 1:
         raise InputError(f"it is {args.n}, expected at least 1", item="--n")
+    if args.explain and not paths:
+        raise InputError("it draws what was looked at, and no picture or clip was named", item="--explain")
     if args.explain:
         check_path(Path(args.explain), paths)
     for path in paths:
@@ -43,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
             gguf_file=args.gguf_file, progress=not args.json,
         )  # fmt: skip
         worn = adapted(pipe, args.adapter)
+    if not paths and not isinstance(pipe.vlm.encoder, Blind):
+        raise _unseen(question)
     # said below, with the other notes
     warnings.simplefilter("ignore", LegibilityWarning)
     if args.n > 1:
@@ -65,12 +73,15 @@ def _split(words: list[str]) -> tuple[list[str], str]:
     if os.path.isfile(question):
         raise InputError(f"the last argument is the question, and this is a file; {USAGE}", item=question)
     Prompt.of((), question)
-    if not paths:
-        raise InputError(f"no picture or clip was named; {USAGE}", item=question)
     for path in paths:
         if not path.lower().startswith(("data:", "file:", "http:", "https:")) and not os.path.exists(path):
             raise InputError(f"there is no such file; the question comes last, as one word in quotes; {USAGE}", item=path)
     return paths, question
+
+
+def _unseen(question: str) -> InputError:
+    """Of a model that sees, which is asked about something."""
+    return InputError(f"no picture or clip was named; {USAGE}", item=question)
 
 
 def _one(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, worn: AdapterSpec, whole: bool) -> Answer:

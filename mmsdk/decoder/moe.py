@@ -120,7 +120,9 @@ class Experts(nn.Module):
     def hold(self, name: str, linears: Sequence[nn.Module]) -> None:
         """Linear layers, one an expert, in the place of "gate_up" or "down"."""
         assert len(linears) == self.count, "every expert has one"
-        setattr(self, name, nn.ModuleList(linears))
+        # a module does not take a parameter's place by itself
+        delattr(self, name)
+        self.add_module(name, nn.ModuleList(linears))
 
     def forward(self, x: Float[Tensor, "n d"], experts: Int[Tensor, "n k"], weights: Float[Tensor, "n k"]) -> Float[Tensor, "n d"]:
         """The weighted sum of what its experts make of each token, summed in float32."""
@@ -158,7 +160,8 @@ class Experts(nn.Module):
 
     def _parted(self, matrices: nn.Parameter | nn.ModuleList) -> Float[Tensor, "e o i"]:
         assert isinstance(matrices, nn.Parameter), "those in fewer bits are each by itself"
-        return matrices.unflatten(0, (self.count, -1))
+        parted: Tensor = matrices.unflatten(0, (self.count, -1))
+        return parted
 
 
 class MixedMLP(nn.Module):

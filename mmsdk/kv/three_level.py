@@ -52,7 +52,7 @@ class Mark:
     @property
     def nbytes(self) -> int:
         """Bytes that it keeps."""
-        return sum(one.nbytes for one in (*self.windows, *(one for layer in self.waiting for one in layer)))
+        return sum(window.nbytes for window in self.windows) + sum(one.nbytes for layer in self.waiting for one in layer)
 
 
 class ThreeLevelCache:

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging
 
 from mmsdk.attention.mla import AllSeen, Latent
+from mmsdk.decoder.quantised import parts_of, scheme_of
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
 from mmsdk.generate.config import GenerationConfig
@@ -32,6 +33,9 @@ from mmsdk.kv.pages import Pages
 from mmsdk.kv.rounded import RoundedPages
 from mmsdk.kv.types import KVCache
 from mmsdk.models.text import read_config, read_decoder
+from mmsdk.quant.int4 import Int4
+from mmsdk.quant.int8 import Int8
+from mmsdk.quant.types import Scheme
 from mmsdk.weights.fields import Fields
 
 VOCABULARY, LENGTH = 211, 40
@@ -298,3 +302,26 @@ def test_what_is_not_there_for_latents_is_refused(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_run_are_refused_by_name(change: dict[str, object], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read_config(Fields("config", change))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("family", NATIVE)
+def test_matrices_in_fewer_bits_are_those_that_their_codes_stand_for(family: str, scheme: Scheme, tmp_path: Path) -> None:
+    """Attention's but W_UK and W_UV, and every expert's by itself; what chooses stays wide."""
+    model, wide = both(family, tmp_path)
+    rounded, ids = read_decoder(tmp_path, torch.float32, scheme), ids_of(2)
+    quantised = {name for name, _ in wide.named_parameters() if scheme_of(name, wide.config, scheme) != "none"}
+    assert {name.partition(".")[2].partition(".")[2] for name in quantised if name.startswith("layers.1.")} == {
+        "attention.q_down.weight", "attention.q_up.weight", "attention.kv_down.weight", "attention.o.weight", "mlp.experts.gate_up",
+        "mlp.experts.down", "mlp.shared.gate_up.weight", "mlp.shared.down.weight",
+    }  # fmt: skip
+    for name in quantised:
+        tensor = wide.get_parameter(name)
+        parts = tensor.detach().chunk(parts_of(name, wide))
+        kind = scheme_of(name, wide.config, scheme)
+        tensor.data = torch.cat([(Int4.of(part) if kind == "int4" else Int8.of(part)).dequantised() for part in parts])
+    positions = torch.arange(LENGTH).expand_as(ids)
+    found, exact = (read(decoder, ids, positions, dense(decoder, 2)) for decoder in (rounded, wide))
+    # few rows of an expert go through kernels that take bfloat16
+    assert (found - exact).square().mean().sqrt() < 0.05 * exact.std()
+    assert (exact - theirs(model, ids)).abs().max() > 0.005
