@@ -4,7 +4,8 @@ Source: SimpleCluster, arXiv 2609.35394. Published: it works behind the projecto
 three-dimensional RoPE; farthest-point seeds; at most 10 rounds of spherical k-means; the mean of the raw features; groups in the order of,
 and at the place of, their earliest member. Ours: grids need not be square and a picture is a clip of one frame; a token that stands for
 more patches weighs more in its group's mean (with equal weights, as published, it is the plain mean); a group that the last round leaves
-empty, where the published program stops with an error, gets the worst covered token of a group that can spare it.
+empty, where the published program stops with an error, gets the worst covered token of a group that can spare it; and `place` can be
+turned off, after which tokens are grouped by what is seen alone.
 """
 
 from collections.abc import Sequence
@@ -30,13 +31,14 @@ __all__ = ["SimpleCluster"]
 
 @dataclass(frozen=True, slots=True)
 class SimpleCluster:
-    """At most `rounds` rounds of k-means; `base` is that of the rotary embedding."""
+    """At most `rounds` rounds of k-means; `base` is that of the rotary embedding by which `place` counts, as published."""
 
     side: ClassVar[Side] = "behind"
     asks: ClassVar[bool] = False
 
     rounds: int = 10
     base: float = 10000.0
+    place: bool = True
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.base <= 1:
@@ -48,7 +50,8 @@ class SimpleCluster:
         return in_stacks("simplecluster", tokens, budgets, self._group)
 
     def _group(self, stack: Stack) -> list[Compressed]:
-        z = unit(_turned(stack.features().float(), stack.positions(), self.base))
+        x = stack.features().float()
+        z = unit(_turned(x, stack.positions(), self.base) if self.place else x)
         # the token of largest norm comes first: the first one, as all norms are now alike, unless it is zero
         seeds = farthest_point(z, first_best(z.norm(dim=2)), stack.count)
         labels, first = _by_first_member(spherical_kmeans(z, seeds, rounds=self.rounds), stack.count)

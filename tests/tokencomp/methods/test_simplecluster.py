@@ -34,9 +34,10 @@ def normalised(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-def grouped(tokens: VisualTokens, m: int) -> list[int]:
-    """The group of each token by the published steps."""
-    z = [normalised(turned(np.array(x), p)) for x, p in zip(tokens.features.double().tolist(), tokens.positions.tolist(), strict=True)]
+def grouped(tokens: VisualTokens, m: int, *, place: bool = True) -> list[int]:
+    """The group of each token by the published steps, or without its place."""
+    seen = [np.array(x) for x in tokens.features.double().tolist()]
+    z = [normalised(turned(x, p) if place else x) for x, p in zip(seen, tokens.positions.tolist(), strict=True)]
     seeds = [0]
     while len(seeds) < m:
         seeds.append(min(range(len(z)), key=lambda i: max(z[i] @ z[c] for c in seeds)))
@@ -74,6 +75,16 @@ def test_assignments_are_those_of_the_slow_reference(tokens_of: Tokens, grid: tu
         mean = (source.features[members].double() * weight[:, None]).sum(0) / weight.sum()
         torch.testing.assert_close(result.tokens.features[group].double(), mean, rtol=1e-5, atol=1e-5)
     assert float(result.tokens.weight.sum()) == float(source.weight.sum())
+
+
+def test_without_place_tokens_are_grouped_by_what_is_seen(tokens_of: Tokens) -> None:
+    """By the same steps, and the same wherever the tokens are; on this clip place makes a difference."""
+    source = tokens_of((4, 3, 5), seed=9, width=20)
+    moved = dataclasses.replace(source, positions=source.positions.flip(0))
+    here, there = (SimpleCluster(place=False)([item], [Budget(9)])[0].audit.assignment for item in (source, moved))
+    alike = [[a == b for b in labels] for labels in (here.tolist(), there.tolist(), grouped(source, 9, place=False)) for a in labels]
+    assert alike[:60] == alike[60:120] == alike[120:]
+    assert not torch.equal(here, SimpleCluster()([source], [Budget(9)])[0].audit.assignment)
 
 
 def test_a_batch_of_alike_shapes_gives_what_each_gives_alone(tokens_of: Tokens) -> None:
