@@ -8,14 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from mmsdk.vision import films
 from mmsdk.apps.cli import main
-from mmsdk.vision.films import check_film, save_film
 from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.imagine import Imaginer, Screen, save_imaginer
 from mmsdk.diffusion.rotary import Spread, Waves
 from mmsdk.diffusion.words import Words
 from mmsdk.errors import InputError
+from mmsdk.vision import films
+from mmsdk.vision.films import check_film, save_film
 from mmsdk.vision.intake import load, load_video
 from mmsdk.vision.types import Video
 
