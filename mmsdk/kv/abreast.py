@@ -4,7 +4,8 @@
     one, other = apart(cache)           # and gives them back
 
 They go through the decoder's matrices together, and each attends to what is its own: nothing is padded, copied or moved when one comes or
-goes, and what a policy does for a row is what it does for that row alone.
+goes, and what a policy does for a row is what it does for that row alone. Where there is something that reads such rows together, it does
+(`mmsdk.kv.tier_rows`): they are brought into one pool, anew when one comes or goes.
 
 Letters: b rows, h heads, g key-value heads, s new tokens, t entries of the longest row, k entries kept, d width of a key, e of a value; q
 is 1 or g.
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from mmsdk.kv.entries import Arriving
 from mmsdk.kv.policy import Ask, LayerStore
 from mmsdk.kv.policy_cache import PolicyCache
+from mmsdk.kv.tier_rows import FEW, TierRows, joinable
 from mmsdk.kv.types import LayerView
 
 __all__ = ["Abreast", "abreast", "apart"]
@@ -59,7 +61,16 @@ class Abreast:
     """See `mmsdk.kv.policy.LayerStore`: those of one row each, side by side."""
 
     def __init__(self, rows: Sequence[LayerStore]) -> None:
-        self.rows = tuple(rows)
+        self._rows = tuple(rows)
+        # what reads them all at one time, where there is such a thing
+        self._joined: tuple[TierRows, ...] = ()
+
+    @property
+    def rows(self) -> tuple[LayerStore, ...]:
+        """The store of each row, to be looked at: what comes next may not be written there."""
+        for joined in self._joined:
+            joined.part()
+        return self._rows
 
     @staticmethod
     def of(store: LayerStore, rows: Int[Tensor, " r"]) -> "Abreast":
@@ -89,16 +100,24 @@ class Abreast:
 
     def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> None:
         """See `LayerStore`."""
-        for place, row in enumerate(self.rows):
+        few = keys.shape[2] <= FEW
+        if few and not self._joined and (tiers := joinable(self._rows)):
+            self._joined = (TierRows(tiers),)
+        if few and self._joined:
+            self._joined[0].append(new, keys, values)
+            return
+        for place, row in enumerate(self._parted()):
             row.append(new.row(place), keys[place : place + 1], values[place : place + 1])
 
     def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s e"]:
         """See `LayerStore`."""
-        return torch.cat([row.attend(query[place : place + 1], ask.row(place)) for place, row in enumerate(self.rows)])
+        if self._joined:
+            return self._joined[0].attend(query, ask)
+        return torch.cat([row.attend(query[place : place + 1], ask.row(place)) for place, row in enumerate(self._rows)])
 
     def settle(self) -> None:
         """See `LayerStore`."""
-        for row in self.rows:
+        for row in self._parted():
             row.settle()
 
     def view(self) -> LayerView:
@@ -116,8 +135,9 @@ class Abreast:
 
     def keep(self, index: Int[Tensor, "b k"]) -> None:
         """See `LayerStore`; what is padding in the view of all is none in a row's own."""
-        lengths = [row.view().positions.shape[1] for row in self.rows]
-        for place, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
+        rows = self._parted()
+        lengths = [row.view().positions.shape[1] for row in rows]
+        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             own = index[place] - (max(lengths) - length)
             row.keep(own[own >= 0][None])
 
@@ -128,4 +148,9 @@ class Abreast:
 
     def fork(self) -> "Abreast":
         """See `LayerStore`."""
-        return Abreast([row.fork() for row in self.rows])
+        return Abreast([row.fork() for row in self._parted()])
+
+    def _parted(self) -> tuple[LayerStore, ...]:
+        """The store of each row, to be changed: nothing is read together until more comes."""
+        rows, self._joined = self.rows, ()
+        return rows

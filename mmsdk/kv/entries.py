@@ -178,6 +178,15 @@ class Entries:
         self._first, self._extendable, self._own, self._begin = (), False, False, 0
         self.notes, self.memo = {}, {}
 
+    def lie(self, keys: Float[Tensor, "b g c d"], values: Float[Tensor, "b g c e"], positions: Int[Tensor, "b 1 c"], begin: int) -> None:
+        """Look at the same entries where somebody else keeps them, from this slot on, and puts new ones behind them (`told`)."""
+        self._keys, self._values, self._positions, self._begin = keys, values, positions, begin
+        self._first, self._extendable, self._own = (), False, False
+
+    def told(self, count: int, whole: bool) -> None:
+        """So many more lie behind those that were there; `whole` says that none of them is padding."""
+        self.count, self.whole = self.count + count, self.whole and whole
+
     def forget(self) -> None:
         """Drop what was noted."""
         self.columns, self.notes, self.memo = {}, {}, {}

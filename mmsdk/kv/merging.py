@@ -55,6 +55,17 @@ class Means:
         keys, values = (torch.zeros_like(x[:, :, :1]) for x in (self.keys, self.values))
         return Means(keys, values, torch.zeros_like(self.sizes[:, :1]), torch.full_like(self.positions[:, :1], -1))
 
+    def rows(self, here: slice) -> "Means":
+        """Those of some rows: a view."""
+        return Means(self.keys[here], self.values[here], self.sizes[here], self.positions[here])
+
+    def put(self, other: "Means") -> None:
+        """Become others, in place."""
+        for mine, new in zip(
+            (self.keys, self.values, self.sizes, self.positions), (other.keys, other.values, other.sizes, other.positions), strict=True
+        ):
+            mine.copy_(new)
+
     def select(self, rows: Int[Tensor, " r"]) -> "Means":
         """A copy of these rows."""
         return Means(self.keys[rows], self.values[rows], self.sizes[rows], self.positions[rows])

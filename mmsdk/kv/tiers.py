@@ -9,7 +9,7 @@ mid become means, whose originals are freed. Means that are too many for their l
 A layer that has a window of its own keeps everything, since what it does not see it must not see in a mean either.
 
 Rows of a store go in step: blocks are counted from the end of the prompt, and sizes are those of the longest row. Prompts of a batch are
-therefore parted when they have been read (`mmsdk.kv.policy.InStep`).
+therefore parted when they have been read (`mmsdk.kv.policy.InStep`), and go on in sizes of their own (`mmsdk.kv.tier_rows`).
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,10 @@ from mmsdk.kv.scoring import kept
 from mmsdk.kv.shelf import attended
 from mmsdk.kv.types import LayerView
 
-__all__ = ["Plan", "Sizes", "Tiers"]
+__all__ = ["Levels", "Plan", "Sizes", "Tiers", "exact", "weighty"]
+
+# More tokens than ever come.
+_ENDLESS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,33 @@ class Plan(Protocol):
     def sizes(self, keep: int) -> Sizes:
         """Of a budget in tokens."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What a store is made of: entries [first | mid | window], and means, if there are any, those of mid in front of those of far.
+
+    `first` are tokens, `mid` blocks of `block` tokens, of which so many are `recalled`.
+    """
+
+    entries: Entries
+    means: tuple[Means, ...]
+    first: int
+    mid: int
+    block: int
+    recalled: int
+
+    @property
+    def count(self) -> int:
+        """How many means there are."""
+        return sum(means.count for means in self.means)
+
+    @property
+    def front(self) -> Means:
+        """The first tokens, as so many means of one."""
+        entries, here = self.entries, slice(0, self.first)
+        positions = entries.positions[:, 0, here]
+        return Means(entries.keys[:, :, here], entries.values[:, :, here], (positions >= 0).long(), positions)
 
 
 class Tiers:
@@ -103,7 +133,7 @@ class Tiers:
         self._local = ask.window > 0
         out = self._over_levels(query, ask) if self._means else attended(query, self._entries, ask)
         if self._sizes:
-            self._age(self._sizes[0], self._sizes[0].interval)
+            self.age()
         return out
 
     def settle(self) -> None:
@@ -113,6 +143,47 @@ class Tiers:
             longest = entries.count if entries.whole else int(entries.lengths.max())
             self._sizes = (self._plan.sizes(kept(self._amount, longest)),)
         self._age(self._sizes[0], 0)
+
+    @property
+    def steady(self) -> bool:
+        """Whether a prompt has been read, so that the store may go on beside those of other rows (`mmsdk.kv.tier_rows`)."""
+        return bool(self._sizes)
+
+    @property
+    def levels(self) -> Levels:
+        """What it is made of, once a prompt has been read."""
+        sizes = self._sizes[0]
+        return Levels(self._entries, self._means, self._first, self._mid, sizes.block, min(sizes.recalled, self._mid))
+
+    @property
+    def room(self) -> int:
+        """How many tokens may come before levels move; below 0 where they are due."""
+        sizes, count = self._sizes[0], self._entries.count
+        if self._local:
+            return _ENDLESS
+        if self._laid:
+            return sizes.window + sizes.interval - (count - self._first - self._mid * sizes.block)
+        return sizes.sinks + sizes.window + sizes.mid * (sizes.block + 1) + sizes.far + sizes.interval - count
+
+    @property
+    def interval(self) -> int:
+        """By how many tokens the window may grow."""
+        return self._sizes[0].interval
+
+    def age(self) -> None:
+        """Move levels, if they are due."""
+        self._age(self._sizes[0], self._sizes[0].interval)
+
+    def told(self, count: int, whole: bool) -> None:
+        """So many tokens came and were read, where its entries lie (`Entries.told`)."""
+        self._entries.told(count, whole)
+        self._note()
+
+    def lie(self, means: Means) -> None:
+        """Look at the same means where somebody else keeps them."""
+        ends = list(accumulate((part.count for part in (*self._mids, *self._far)), initial=0))
+        views = [means.part(*ends) for ends in pairwise(ends)]
+        self._means, self._mids, self._far = (means,), tuple(views[: len(self._mids)]), views[len(self._mids) :]
 
     def close_up(self) -> None:
         """See `mmsdk.kv.policy.Closing`. Tokens that are exact and means of far follow one another: a mean, however many tokens it is of,
@@ -194,11 +265,16 @@ class Tiers:
         parts.append(over(asking, means.values, found))
         for here in (slice(0, self._first), slice(start, entries.count)):
             seen = entries.valid[:, :, here] & (entries.positions[:, :, here] <= ask.positions[:, :, None])
-            parts.append(_exact(asking, entries, here, seen))
-        exact = entries.count - self._mid * sizes.block
-        entries.read = len(query) * g * (exact + means.count + min(sizes.recalled, self._mid) * sizes.block)
+            parts.append(exact(asking, entries.keys[:, :, here], entries.values[:, :, here], seen))
+        self._note()
         out: Tensor = joined(parts).unflatten(1, (-1, s))
         return out
+
+    def _note(self) -> None:
+        """How much of it a query reads."""
+        levels, entries = self.levels, self._entries
+        unread = (levels.mid - levels.recalled) * levels.block
+        entries.read = entries.keys.shape[0] * entries.keys.shape[1] * (entries.count - unread + levels.count)
 
     def _blocks(self) -> tuple[Float[Tensor, "b g n m d"], Float[Tensor, "b g n m d"], Int[Tensor, "b n m"]]:
         """Those of mid, as views."""
@@ -270,19 +346,18 @@ class Tiers:
     def _gather(self) -> None:
         """All means side by side, those of mid first; the parts are views of that, so that nothing else is kept."""
         parts = [*self._mids, *self._far]
-        if not parts:
-            return
-        whole, start, views = together(parts), 0, list[Means]()
-        for part in parts:
-            views.append(whole.part(start, start + part.count))
-            start += part.count
-        self._means, self._mids, self._far = (whole,), tuple(views[: len(self._mids)]), views[len(self._mids) :]
+        if parts:
+            self.lie(together(parts))
 
 
 def recalled(found: Float[Tensor, "b g r n"], sizes: Int[Tensor, "b n"], count: int) -> Int[Tensor, "b g k"]:
     """The blocks whose means weigh most for any of the queries of a group, each of whose weights sum to 1."""
-    weights = found.log_softmax(-1).masked_fill((sizes == 0)[:, None, None], -torch.inf)
-    return weights.amax(2).topk(min(count, found.shape[3]), dim=-1).indices
+    return weighty(found, sizes).topk(min(count, found.shape[3]), dim=-1).indices
+
+
+def weighty(found: Float[Tensor, "b g r n"], sizes: Int[Tensor, "b n"]) -> Float[Tensor, "b g n"]:
+    """By that: the logarithm of a weight, -inf for a block of no token."""
+    return found.log_softmax(-1).masked_fill((sizes == 0)[:, None, None], -torch.inf).amax(2)
 
 
 def capacity(means: int, blocks: int) -> int:
@@ -293,9 +368,10 @@ def capacity(means: int, blocks: int) -> int:
     return max(1, means // levels)
 
 
-def _exact(query: Float[Tensor, "b h d"], entries: Entries, here: slice, seen: Bool[Tensor, "b s t"]) -> Part:
+def exact(
+    query: Float[Tensor, "b h d"], keys: Float[Tensor, "b g t d"], values: Float[Tensor, "b g t d"], seen: Bool[Tensor, "b s t"]
+) -> Part:
     """Some columns, of which each of the s new tokens sees its own; it stands s times below each head."""
-    keys, values = entries.keys[:, :, here], entries.values[:, :, here]
     found = query.float().unflatten(1, (keys.shape[1], -1)) @ keys.float().transpose(2, 3) * query.shape[2] ** -0.5
     blind = ~seen[:, None, None]
     return over(query, values, found.unflatten(2, (-1, seen.shape[1])).masked_fill(blind, -torch.inf).flatten(2, 3))
