@@ -307,3 +307,6 @@ def test_the_coder_that_ships_serves_mini_and_names_its_budget(tokens_of: Tokens
     with pytest.raises(BudgetError, match="'mini' of braco was trained for .*11 tokens of an image.*, not for 12 tokens of this image"):
         Braco(coder="mini")([source], [Budget(12)])
     assert len(Braco(basis="pca")([source], [Budget(11)])[0].tokens) == 11
+    clip = tokens_of((8, 8, 8), width=576)
+    (plain,), (taught,) = (Braco(coder=name)([clip], [Budget(4)]) for name in ("none", "mini"))
+    assert len(taught.tokens) == 4 and not torch.allclose(plain.tokens.features, taught.tokens.features)
