@@ -1,7 +1,8 @@
 """Triton where there is one, and what the kernels need of it; without it every operation runs its torch reference.
 
 Triton has wheels for Linux. Whether it compiles or interprets is settled when it is first imported: under TRITON_INTERPRET=1 the kernels
-run on the processor, in numpy, one program after the other. That is slow and exact, which is what tests want.
+run on the processor, in numpy, one program after the other, and whoever would launch them on a GPU does so there. That is slow and exact,
+which is what tests want.
 """
 
 import inspect
@@ -23,6 +24,8 @@ except ImportError:
     triton = None
     tl = SimpleNamespace(constexpr=object, tensor=object)
 
+_INTERPRETS = triton is not None and triton.knobs.runtime.interpret
+
 
 def jit(function: Callable[..., object]) -> Any:
     """triton.jit of the function itself: what a hook of the tests wrapped around it has no source to compile."""
@@ -30,8 +33,8 @@ def jit(function: Callable[..., object]) -> Any:
 
 
 def launchable(tensor: Tensor) -> bool:
-    """Whether a kernel can run where this tensor is: a GPU (ROCm calls itself cuda too) and a Triton that knows it."""
-    return triton is not None and tensor.is_cuda
+    """Whether a kernel can run where this tensor is: a GPU (ROCm calls itself cuda too), or a processor where Triton interprets."""
+    return triton is not None and (tensor.is_cuda or (_INTERPRETS and tensor.device.type == "cpu"))
 
 
 def power(number: int) -> int:
@@ -44,5 +47,5 @@ def accumulable(dtype: torch.dtype) -> Any:
 
     The interpreter keeps bfloat16 as its bits and would multiply those, so there it is float32.
     """
-    exact = dtype == torch.float32 or (dtype == torch.bfloat16 and triton.knobs.runtime.interpret)
+    exact = dtype == torch.float32 or (dtype == torch.bfloat16 and _INTERPRETS)
     return tl.float32 if exact else {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]

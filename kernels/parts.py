@@ -52,10 +52,8 @@ def merged(partial: Tensor, partial_lse: Tensor, sinks: Tensor | None, dtype: to
 
 
 @jit
-def share_of(tokens: tl.tensor, columns: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """From where to where this program's part goes, the second axis of the grid; parts are whole tiles of `columns` tokens."""
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
+def share_of(part: tl.tensor, parts: tl.tensor, tokens: tl.tensor, columns: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """From where to where one of so many parts goes; parts are whole tiles of `columns` tokens."""
     share = ((tokens + parts - 1) // parts + columns - 1) // columns * columns
     return part * share, tl.minimum(part * share + share, tokens)
 

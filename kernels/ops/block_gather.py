@@ -175,7 +175,7 @@ def _split(
     owner = tl.program_id(0).to(tl.int64)
     row = owner // shared_heads
     shared = owner % shared_heads
-    low, high = share_of(listed * size, columns)
+    low, high = share_of(tl.program_id(1), tl.num_programs(1), listed * size, columns)
     lane = tl.arange(0, rows)
     channel = tl.arange(0, block)
     narrow = channel < d

@@ -35,18 +35,20 @@ def flash_prefill(
     causal: bool = True,
     window: int = 0,
     sinks: Float[Tensor, " h"] | None = None,
+    key_counts: Int[Tensor, " b"] | None = None,
 ) -> tuple[Float[Tensor, "s h e"], Float[Tensor, "s h"]]:
     """The mixtures of values and the log-sum-exp of the scores, float32.
 
     Sequence i is query[query_starts[i]:query_starts[i + 1]] over the same slice of keys, by key_starts; `longest` is the largest number of
-    queries of a sequence (the starts stay on their device). h / g query heads share a key-value head, in order. A `window` of 0 is none.
+    queries of a sequence (the starts stay on their device). With `key_counts` a sequence has so many keys from its start on, wherever the
+    next one begins, as in a batch whose rows are padded. h / g query heads share a key-value head, in order. A `window` of 0 is none.
     Raises InputError where g does not divide h, and for heads wider than 256.
     """
     if keys.shape[1] == 0 or query.shape[1] % keys.shape[1]:
         raise InputError(f"{query.shape[1]} query heads cannot share {keys.shape[1]} key-value heads evenly", item="keys")
     if max(query.shape[2], values.shape[2]) > _WIDEST:
         raise InputError(f"heads of {query.shape[2]} and {values.shape[2]} channels; at most {_WIDEST}", item="query")
-    arguments = query, keys, values, query_starts, key_starts, longest, scale, causal, window, sinks
+    arguments = query, keys, values, query_starts, key_starts, longest, scale, causal, window, sinks, key_counts
     out, lse = _plan(*arguments).run() if launchable(query) else _reference(*arguments)
     return out, lse
 
@@ -62,12 +64,14 @@ def _reference(
     causal: bool,
     window: int,
     sinks: Tensor | None,
+    key_counts: Tensor | None,
 ) -> Result:
     h, g = query.shape[1], keys.shape[1]
     out = query.new_empty(*query.shape[:2], values.shape[2])
     lse = torch.empty(query.shape[:2], device=query.device)
     queries, entries = query_starts.tolist(), key_starts.tolist()
-    for first, last, begin, end in zip(queries[:-1], queries[1:], entries[:-1], entries[1:], strict=True):
+    ends = entries[1:] if key_counts is None else (key_starts[: len(key_counts)] + key_counts).tolist()
+    for first, last, begin, end in zip(queries[:-1], queries[1:], entries[: len(ends)], ends, strict=True):
         k, v = keys[begin:end].float(), values[begin:end].float()
         scores = torch.einsum("sgrd,tgd->grst", query[first:last].float().unflatten(1, (g, h // g)), k).flatten(0, 1) * scale
         scores = scores.masked_fill(~_seen(last - first, end - begin, causal, window, query.device), -torch.inf)
@@ -98,6 +102,7 @@ def _plan(
     causal: bool,
     window: int,
     sinks: Tensor | None,
+    key_counts: Tensor | None,
 ) -> Plan:
     s, h, d = query.shape
     g, e = values.shape[1:]
@@ -114,6 +119,7 @@ def _plan(
         "sinks": lse if sinks is None else sinks,
         "query_starts": query_starts,
         "key_starts": key_starts,
+        "key_counts": key_starts if key_counts is None else key_counts,
         "out": out,
         "lse": lse,
         "query_token": query.stride(0),
@@ -137,6 +143,7 @@ def _plan(
         "causal": causal,
         "window": window,
         "sink": sinks is not None,
+        "counted": key_counts is not None,
         "inner": accumulable(query.dtype),
     }
     launch = Launch(_kernel, ((len(query_starts) - 1) * blocks, h), arguments, constants, warps)
@@ -163,6 +170,7 @@ def _kernel(
     sinks: tl.tensor,
     query_starts: tl.tensor,
     key_starts: tl.tensor,
+    key_counts: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
     query_token: tl.tensor,
@@ -184,6 +192,7 @@ def _kernel(
     causal: tl.constexpr,
     window: tl.constexpr,
     sink: tl.constexpr,
+    counted: tl.constexpr,
     inner: tl.constexpr,
 ) -> None:
     sequence = tl.program_id(0) // blocks
@@ -193,7 +202,8 @@ def _kernel(
     first = tl.load(query_starts + sequence)
     count = tl.load(query_starts + sequence + 1) - first
     begin = tl.load(key_starts + sequence)
-    present = tl.load(key_starts + sequence + 1) - begin
+    # without counts that name is the starts', of which the next one ends this sequence
+    present = tl.load(key_counts + sequence) if counted else tl.load(key_starts + sequence + 1) - begin
     if start >= count:
         return
 
@@ -268,8 +278,9 @@ def _case(
     causal: bool = True,
     window: int = 0,
     sink: bool = False,
+    apart: int = 0,
 ) -> Case:
-    """`lengths` are the queries and keys of every sequence."""
+    """`lengths` are the queries and keys of every sequence. With `apart` keys lie so far apart, and all that is no sequence's holds NaN."""
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
         counts = torch.tensor(lengths, dtype=torch.int32)
@@ -279,7 +290,12 @@ def _case(
         query, keys, values = (normal(generator, dtype, *shape) for shape in shapes)
         sinks = normal(generator, dtype, h) if sink else None
         longest = int(counts[:, 0].max())
-        return query, keys, values, starts[:, 0].contiguous(), starts[:, 1].contiguous(), longest, d**-0.5, causal, window, sinks
+        query_starts, key_starts, count = starts[:, 0].contiguous(), starts[:, 1].contiguous(), None
+        if apart:
+            key_starts, count = torch.arange(len(lengths) + 1) * apart + apart - max(t for _, t in lengths), counts[:, 1].contiguous()
+            own = torch.cat([begin + torch.arange(t) for begin, (_, t) in zip(key_starts.tolist(), lengths, strict=False)])
+            keys, values = (x.new_full((len(lengths) * apart, *x.shape[1:]), torch.nan).index_copy(0, own, x) for x in (keys, values))
+        return query, keys, values, query_starts, key_starts, longest, d**-0.5, causal, window, sinks, count
 
     return Case(name, make)
 
@@ -288,7 +304,7 @@ def _distant(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
     """KA-09 and KA-10: tokens that 32-bit offsets cannot reach, of queries, keys and values alike."""
     query, keys, values = (distant(normal(generator, dtype, 2, 1, 16)) for _ in range(3))
     starts = torch.tensor([0, 2], dtype=torch.int32)
-    return query, keys, values, starts, starts.clone(), 2, 0.25, True, 0, None
+    return query, keys, values, starts, starts.clone(), 2, 0.25, True, 0, None, None
 
 
 OP = Op(
@@ -305,6 +321,7 @@ OP = Op(
         _case("values narrower than keys", ((4, 4),), 2, 2, 192, 128),
         _case("head size 256", ((17, 17),), 2, 1, 256),
         _case("lengths around multiples of a tile", tuple((n, n) for n in (1, 63, 127, 129, 200)), 1, 1, 16),
+        _case("keys apart, window 9, group 2", ((5, 3), (40, 50), (5, 0)), 4, 2, 24, window=9, apart=70),
         _case("group 8", ((3, 5),), 8, 1, 64),
         _case("group 24", ((3, 5),), 24, 1, 64),
         Case("offsets beyond 2**31", _distant),
@@ -316,5 +333,6 @@ OP = Op(
         _case("head size 64, window and sinks", ((256, 256),), 64, 8, 64, window=128, sink=True),
         _case("head size 192 over 128", ((256, 256),), 16, 16, 192, 128),
         _case("head size 256", ((256, 256),), 8, 4, 256),
+        _case("head size 128, rows of a padded batch, window", ((256, 256), (256, 100)), 32, 8, 128, window=128, apart=512),
     ),
 )

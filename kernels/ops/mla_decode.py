@@ -124,7 +124,7 @@ def _split(
     turned_block: tl.constexpr,
 ) -> None:
     row = (tl.program_id(0) // tiles).to(tl.int64)
-    low, high = share_of(tl.load(lengths + row).to(tl.int32), columns)
+    low, high = share_of(tl.program_id(1), tl.num_programs(1), tl.load(lengths + row).to(tl.int32), columns)
 
     head = (tl.program_id(0) % tiles * rows + tl.arange(0, rows)).to(tl.int64)
     real = (head < heads)[:, None]

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mmsdk.attention.mask import Bias, Causal, Everything, Mask, side_by_side
 from mmsdk.attention.paged import over_pages, readable
+from mmsdk.attention.tiled import band_of, over_band
 from mmsdk.kernels.cpu import prompt
 from mmsdk.kv.types import LayerView, PagedView, View
 
@@ -21,20 +22,23 @@ _SHORT = 512
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """torch's fused attention, or tiles in C++ (`mmsdk.kernels.cpu.prompt`) for several queries in bfloat16 on a processor with AMX.
+    """torch's fused attention, or tiles: in C++ (`mmsdk.kernels.cpu.prompt`) for several queries in bfloat16 on a processor with AMX, in
+    Triton (`mmsdk.attention.tiled`) for several queries where it runs, and where some of what stands before them is hidden.
 
     Plain matrix products where those are faster: gradients, CPU, a half-size dtype, at most 512 entries.
 
     Keys and values are never expanded to the query heads. Of pages, a single new token a row reads each where it lies; several new ones
-    are worth laying the row's tokens side by side first.
+    are worth laying the row's tokens side by side first (`mmsdk.attention.paged`).
     """
 
     def __call__(self, query: Float[Tensor, "b h s d"], view: View, mask: Mask) -> Float[Tensor, "b h s d"]:
         """See `mmsdk.attention.types.Attention`. The mask must be of this view, as `Masks.of` gives it."""
         if isinstance(view, PagedView):
-            if query.shape[2] == 1 and isinstance(mask, Everything) and readable(query):
+            if query.shape[2] == 1 and isinstance(mask, Everything) and readable(query, view):
                 return over_pages(query, view)
             return self(query, *side_by_side(view, mask, query.dtype))
+        for band in band_of(query, view, mask):
+            return over_band(query, view, band)
         bias = mask.bias if isinstance(mask, Bias) else None
         if prompt.attends(query, view.keys, view.values) and (bias is None or (bias.dtype == query.dtype and bias.stride(3) == 1)):
             behind = 0 if isinstance(mask, Causal) else view.keys.shape[2]

@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.kernels._triton import launchable
 from mmsdk.kv.types import LayerView, PagedView, View
 
-__all__ = ["Bias", "Causal", "Everything", "Mask", "Masks", "side_by_side", "sliced"]
+__all__ = ["Band", "Bias", "Causal", "Everything", "Mask", "Masks", "side_by_side", "sliced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +28,33 @@ class Causal:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """What a kernel can be told in the place of a bias: the queries are the last columns, and each sees its own and those before it.
+
+    Of these at most `window`, where that is not 0, and not the first `padding` columns of its row.
+    """
+
+    padding: Int[Tensor, " b"]
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
 class Bias:
     """Added to the scores: 0 where seen, -inf where not. `alive` tells which queries see anything; the bias of the others is 0.
 
-    That way no softmax meets a row of -inf, whose gradient would be no number.
+    That way no softmax meets a row of -inf, whose gradient would be no number. `band`, where known, says the same.
     """
 
     bias: Float[Tensor, "#b 1 s t"]
     alive: Bool[Tensor, "#b 1 s 1"]
+    band: tuple[Band, ...] = ()
 
     @staticmethod
-    def of(mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"], dtype: torch.dtype) -> "Bias":
+    def of(mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"], dtype: torch.dtype, band: tuple[Band, ...] = ()) -> "Bias":
         """From a mask that is True where seen, or that is added to the scores with -inf where nothing is seen."""
         if mask.dtype == torch.bool:
             alive = mask.any(-1, keepdim=True)
-            return Bias(torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask & alive, -torch.inf), alive)
+            return Bias(torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask & alive, -torch.inf), alive, band)
         alive = mask.amax(-1, keepdim=True) > -torch.inf
         return Bias(mask.masked_fill(~alive, 0).to(dtype), alive)
 
@@ -146,7 +159,18 @@ class Masks:
         # Rows in order all see alike, whatever their positions are.
         rows = slice(0, 1) if view.ordered else slice(None)
         seen = (view.positions[rows, None, :] <= self._positions[rows, :, None]) & view.valid[rows, None, :]
-        return Bias.of(seen[:, None], self._dtype)
+        return Bias.of(seen[:, None], self._dtype, self._band(view))
+
+    def _band(self, view: View) -> tuple[Band, ...]:
+        """The band that these positions make, if they do, where a kernel could use it; one question to the device for the whole pass."""
+        queries = self._positions.shape[1]
+        if queries == 1 or self._mass or self._reach or not launchable(view.positions):
+            return ()
+        steps, real = view.positions.diff(dim=1), view.valid
+        # behind a real column only real ones, in order; a window counts columns where it should count positions
+        rising = ((steps == 1) if self._window else (steps > 0)) & real[:, 1:] | ~real[:, :-1]
+        own = view.positions[:, -queries:] == self._positions
+        return (Band(view.positions.shape[1] - view.lengths, self._window),) if bool(rising.all() & own.all()) else ()
 
     def _bounded(self, view: View) -> Mask:
         """Where more or less is seen than what stands before."""
@@ -154,7 +178,7 @@ class Masks:
         seen = (view.positions[:, None, :] <= last[:, :, None]) & view.valid[:, None, :]
         if self._window:
             seen &= view.positions[:, None, :] > self._positions[:, :, None] - self._window
-        bias = Bias.of(seen[:, None], self._dtype)
+        bias = Bias.of(seen[:, None], self._dtype, self._band(view))
         for mass in self._mass:
             own = mass.gather(1, (view.positions + 1).clamp_max(mass.shape[1] - 1))
             bias = Bias(bias.bias + own[:, None, None].to(self._dtype), bias.alive)

@@ -7,6 +7,8 @@ reads in place. Parts are merged by their log-sum-exps,
 
 which is exact up to the rounding of float32 (FlashAttention, arXiv 2205.14135, merges its tiles in the same way). Several rows are first
 laid side by side and then attended to in one call, since a call for each row costs more than the copy.
+
+Where Triton runs, all rows are attended to where they lie, blocks that are kept in fewer bits as codes (`mmsdk.kernels.ops.paged_decode`).
 """
 
 import torch
@@ -14,18 +16,38 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmsdk.kernels._triton import launchable
+from mmsdk.kernels.ops.paged_decode import paged_decode
 from mmsdk.kv.types import Fronts, PagedView
 
 __all__ = ["over_pages", "readable"]
 
 
-def readable(query: Tensor) -> bool:
-    """Whether pages are read in place where this tensor is: elsewhere a gather costs less than a call for each row."""
-    return query.device.type == "cpu"
+# What the kernel takes: channels of a head, and dtypes.
+_WIDEST, _KINDS = 256, (torch.float32, torch.float16, torch.bfloat16)
+
+
+def readable(query: Float[Tensor, "b h 1 d"], view: PagedView) -> bool:
+    """Whether pages are read in place where this query is.
+
+    By the kernel, if no gradient is wanted, which it has none of; on a processor by torch, of exact blocks. Elsewhere a gather costs less
+    than a call for each row.
+    """
+    return _launches(query, view) or (query.device.type == "cpu" and not view.older)
+
+
+def _launches(query: Float[Tensor, "b h 1 d"], view: PagedView) -> bool:
+    learns = torch.is_grad_enabled() and query.requires_grad
+    alike = view.keys.dtype == view.values.dtype == query.dtype and view.keys.shape == view.values.shape
+    return launchable(query) and not learns and alike and query.shape[3] <= _WIDEST and query.dtype in _KINDS
 
 
 def over_pages(query: Float[Tensor, "b h 1 d"], view: PagedView) -> Float[Tensor, "b h 1 d"]:
     """softmax(q k^T / sqrt(d)) v over all of each row; a row that holds nothing gives 0."""
+    if _launches(query, view):
+        older = view.older[0] if view.older else None
+        where = view.keys, view.values, view.table, view.fronts.counts
+        return paged_decode(query[:, :, 0], *where, query.shape[3] ** -0.5, older=older)[0].unsqueeze(2)
     g = view.keys.shape[2]
     # the queries that share a key-value head stand below one another, so that keys are not expanded
     shared = query.unflatten(1, (g, -1)).squeeze(3)

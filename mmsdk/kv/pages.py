@@ -13,6 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.kernels._triton import launchable
+from mmsdk.kernels.ops.kv_store import kv_store
 from mmsdk.kv.blocks import Blocks
 from mmsdk.kv.types import Fronts, PagedView, View
 
@@ -25,6 +27,8 @@ PAGE = 16
 class Where:
     """Where the rows of some layers lie: their pages, the blocks of these as a table and as stretches, and the aged ones of all rows.
 
+    Where any row has aged blocks, `aged_table` has those of each, filled up with 0, and `aged_counts` says how many.
+
     The rest is as in `PagedView`.
     """
 
@@ -33,6 +37,8 @@ class Where:
     stretches: tuple[tuple[tuple[int, int], ...], ...]
     fronts: Fronts
     aged: Int[Tensor, " k"]
+    aged_table: Int[Tensor, "_ most_aged"]
+    aged_counts: Int[Tensor, "_"]
     positions: Int[Tensor, "b t"]
     valid: Bool[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
@@ -161,13 +167,16 @@ class Pages:
         """Nothing ages."""
         return False
 
-    def view(self, layer: int, where: Where) -> View:
+    def view(self, layer: int, where: Where) -> PagedView:
         """Where the tokens lie."""
         seen = where.positions, where.valid, where.lengths, where.ordered, where.ascending
         return PagedView(self.keys[layer], self.values[layer], where.table, where.stretches, where.fronts, *seen)
 
     def write(self, layer: int, slots: Int[Tensor, " n"], keys: Float[Tensor, "n g d"], values: Float[Tensor, "n g e"]) -> None:
         """Store tokens of a layer, each in its slot (block * page + place in it)."""
+        if launchable(self.keys):
+            kv_store(keys, values, slots, self.keys[layer], self.values[layer])
+            return
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
 

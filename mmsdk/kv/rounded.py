@@ -8,18 +8,23 @@ groups, a window of 128, and prompts read in chunks: a chunk sees itself and the
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.kernels._triton import launchable
 from mmsdk.kernels.cpu.rounded import Aged, Kept
+from mmsdk.kernels.ops.kv_round import kv_round
+from mmsdk.kernels.ops.paged_decode import Older, reads
+from mmsdk.kernels.rounding import LEVELS
 from mmsdk.kv.blocks import Blocks
 from mmsdk.kv.pages import Pages, RowPages, Where
 from mmsdk.kv.rounding import Bits, Codes, decode, encode, group, per_value, scale_dtype
 from mmsdk.kv.turbo import centroids, rotation
-from mmsdk.kv.types import LayerView
+from mmsdk.kv.types import LayerView, View
 
 __all__ = ["PAGE", "WINDOW", "RoundedPages"]
 
@@ -50,16 +55,25 @@ class Rounded:
         """Bytes of one block."""
         return self._codes[0, 0].nbytes + self._scale[0, 0].nbytes + self._low[0, 0].nbytes
 
-    def put(self, layers: range, columns: Sequence[int], x: Float[Tensor, "layers k page g d"]) -> None:
-        """Round whole blocks."""
-        found, here = encode(x, self._dim, self._bits), slice(layers.start, layers.stop)
-        for kept, new in ((self._codes, found.codes), (self._scale, found.scale), (self._low, found.low)):
-            kept[here, list(columns)] = new
+    def put(self, layers: range, exact: Float[Tensor, "layers blocks page g d"], source: Sequence[int], columns: Sequence[int]) -> None:
+        """Round whole blocks of a pool of all layers."""
+        here = slice(layers.start, layers.stop)
+        kept = self._codes[here], self._scale[here], self._low[here]
+        if self._bits in LEVELS:
+            where = (torch.tensor(places, device=exact.device) for places in (source, columns))
+            kv_round(exact[here], *where, *kept, self._bits, channels=self._dim == 2)
+            return
+        found = encode(exact[here, list(source)], self._dim, self._bits)
+        for old, new in zip(kept, (found.codes, found.scale, found.low), strict=True):
+            old[:, list(columns)] = new
+
+    def of(self, layer: int) -> Codes:
+        """All blocks of a layer, as they lie."""
+        return Codes(self._codes[layer], self._scale[layer], self._low[layer])
 
     def get(self, layer: int, columns: Int[Tensor, " k"]) -> Float[Tensor, "k page g d"]:
         """Blocks of a layer as numbers again."""
-        found = Codes(self._codes[layer, columns], self._scale[layer, columns], self._low[layer, columns])
-        return decode(found, self._bits, self._width, self._dtype)
+        return decode(self.of(layer).at(columns), self._bits, self._width, self._dtype)
 
 
 class RoundedPages:
@@ -131,7 +145,7 @@ class RoundedPages:
         for row, due in [pair for pair in zip(rows, dues, strict=True) if pair[1]]:
             new, fresh, source = fresh[:due], fresh[due:], row.columns[:due]
             for pool, rounded in ((self.recent.keys, self._keys), (self.recent.values, self._values)):
-                rounded.put(layers, new, pool[layers.start : layers.stop, source])
+                rounded.put(layers, pool, source, new)
             self.blocks.give(layers, row.grow_old(new, self.page))
         return any(dues)
 
@@ -143,8 +157,12 @@ class RoundedPages:
         """See `Store`."""
         self.recent.copy(layers, source, target)
 
-    def view(self, layer: int, where: Where) -> LayerView:
-        """The tokens side by side, in the columns of the view, as numbers again."""
+    def view(self, layer: int, where: Where) -> View:
+        """The tokens where they lie, for kernels that read codes; else side by side, in the columns of the view, as numbers again."""
+        if launchable(self.recent.keys) and reads(self.bits, self.page):
+            view = self.recent.view(layer, where)
+            pools = self._keys.of(layer), self._values.of(layer)
+            return replace(view, older=(Older(self.bits, *pools, where.aged_table, where.aged_counts),)) if len(where.aged) else view
         keys = self._side_by_side(self._keys.get(layer, where.aged), self.recent.keys[layer], where)
         values = self._side_by_side(self._values.get(layer, where.aged), self.recent.values[layer], where)
         return LayerView(keys, values, where.positions, where.valid, where.lengths, where.ordered)

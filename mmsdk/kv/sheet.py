@@ -187,7 +187,13 @@ class Sheet:
         most, device = max(1, *(len(row.columns) for row in self.rows)), self.following.device
         padded = [row.columns + [0] * (most - len(row.columns)) for row in self.rows]
         self._table: Int[Tensor, "b most"] = torch.tensor(padded, dtype=torch.long, device=device)
-        self._aged: Int[Tensor, " k"] = torch.tensor([column for row in self.rows for column in row.aged], dtype=torch.long, device=device)
+        aged = [row.aged for row in self.rows]
+        self._aged: Int[Tensor, " k"] = torch.tensor([column for row in aged for column in row], dtype=torch.long, device=device)
+        self._aged_table, self._aged_counts = self._aged[:0, None], self._aged[:0]
+        if len(self._aged):
+            most = max(map(len, aged))
+            self._aged_table = torch.tensor([row + [0] * (most - len(row)) for row in aged], device=device)
+            self._aged_counts = torch.tensor([len(row) for row in aged], device=device)
         self._look()
 
     def _look(self) -> None:
@@ -195,7 +201,7 @@ class Sheet:
         slots, rows, page = self.slots, self.rows, self._store.page
         stretches, fronts = tuple(row.stretches(page) for row in rows), Fronts(self._table, tuple(row.length for row in rows), page)
         seen = slots.positions, slots.valid, slots.lengths, slots.ordered, self.ascending
-        self.where = Where(tuple(rows), self._table, stretches, fronts, self._aged, *seen)
+        self.where = Where(tuple(rows), self._table, stretches, fronts, self._aged, self._aged_table, self._aged_counts, *seen)
 
 
 def _give(store: Store, layers: range, rows: Sequence[RowPages]) -> None:

@@ -12,6 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk.kernels.ops.paged_decode import Older
+from mmsdk.kernels.rounding import decode
+
 __all__ = ["Fronts", "KVCache", "LayerView", "PagedView", "View", "taken"]
 
 
@@ -55,18 +58,19 @@ class Fronts:
     def slots(self) -> Int[Tensor, " n"]:
         """The slots of all rows, one row behind the other, each as long as the longest: behind its end a row repeats its last token."""
         # a row without tokens reads the first slot of all, and nobody sees it
-        ends = self._counts.sub(1).clamp_min_(0)
+        ends = self.counts.sub(1).clamp_min_(0)
         place = torch.arange(max(self.lengths), device=self._table.device).minimum(ends[:, None])
         return (self._table.gather(1, place // self._page) * self._page + place % self._page).flatten()
 
     @cached_property
     def bias(self) -> Float[Tensor, "b 1 1 t"]:
         """Added to scores: -inf where a column stands for no token of its row, else 0, and nothing but 0 in a row without tokens."""
-        blind = torch.arange(max(self.lengths), device=self._table.device) >= self._counts[:, None]
-        return torch.zeros_like(blind, dtype=torch.float32).masked_fill_(blind & (self._counts > 0)[:, None], -torch.inf)[:, None, None]
+        blind = torch.arange(max(self.lengths), device=self._table.device) >= self.counts[:, None]
+        return torch.zeros_like(blind, dtype=torch.float32).masked_fill_(blind & (self.counts > 0)[:, None], -torch.inf)[:, None, None]
 
-    @property
-    def _counts(self) -> Int[Tensor, " b"]:
+    @cached_property
+    def counts(self) -> Int[Tensor, " b"]:
+        """The lengths, where the table is."""
         return torch.tensor(self.lengths, device=self._table.device)
 
 
@@ -76,7 +80,8 @@ class PagedView:
 
     Token j of a row is in block `table[row, j // page]` at slot j % page. `stretches` are the same places for each row as ranges of slots
     (block * page + slot), in order: few, as a pool keeps neighbours together; `fronts` are they for all rows together. `ascending` says of
-    each row by itself that its positions ascend, which a host knows.
+    each row by itself that its positions ascend, which a host knows. Where there is an `older`, the first tokens of each row are in its
+    blocks of codes, and table, stretches and fronts are of those behind them.
     """
 
     keys: Float[Tensor, "blocks page g d"]
@@ -89,21 +94,38 @@ class PagedView:
     lengths: Int[Tensor, " b"]
     ordered: bool
     ascending: bool
+    older: tuple[Older, ...] = ()
 
     def homes(self) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b t"]]:
-        """The block and the slot of each column; padding has those of the first token of its row, which is finite."""
+        """The block and the slot of each column that is not older; padding has those of the first token of its row, which is finite."""
         page = self.keys.shape[1]
-        place = (self.valid.cumsum(1) - 1).clamp_min(0)
+        place = self._places()
+        for older in self.older:
+            place = (place - older.tokens[:, None]).clamp_min(0)
         return self.table.gather(1, place // page), place % page
 
     def gathered(self) -> LayerView:
-        """The tokens side by side, each row in the columns of its view: a copy."""
+        """The tokens side by side, each row in the columns of its view: a copy, of older ones as numbers again."""
         block, slot = self.homes()
-        keys, values = (pool[block, slot].transpose(1, 2) for pool in (self.keys, self.values))
-        return LayerView(keys, values, self.positions, self.valid, self.lengths, self.ordered)
+        keys, values = (pool[block, slot] for pool in (self.keys, self.values))
+        for older in self.older:
+            place = self._places()
+            behind, here = (place >= older.tokens[:, None])[..., None, None], place.clamp_max(older.table.shape[1] * older.page - 1)
+            row = torch.arange(len(here), device=here.device)[:, None]
+            keys, values = (
+                new.where(behind, decode(codes.at(older.table), older.bits, new.shape[3], new.dtype).flatten(1, 2)[row, here])
+                for new, codes in ((keys, older.keys), (values, older.values))
+            )
+        return LayerView(keys.transpose(1, 2), values.transpose(1, 2), self.positions, self.valid, self.lengths, self.ordered)
+
+    def _places(self) -> Int[Tensor, "b t"]:
+        """Which of its row's tokens each column is."""
+        return (self.valid.cumsum(1) - 1).clamp_min(0)
 
     def picked(self, index: Int[Tensor, "b k"]) -> LayerView:
-        """These columns of each row alone: a copy of no more than they hold."""
+        """These columns of each row alone: a copy of no more than they hold, but where some are older."""
+        if self.older:
+            return self.gathered().picked(index)
         block, slot = (place.gather(1, index) for place in self.homes())
         keys, values = (pool[block, slot].transpose(1, 2) for pool in (self.keys, self.values))
         valid = self.valid.gather(1, index)

@@ -82,7 +82,7 @@ def test_ka_05_a_mask_of_the_callers_own_is_honoured() -> None:
 
 def test_rows_that_are_laid_side_by_side_do_not_see_their_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where pages are gathered; the mask says that everything is seen, and padding lay nowhere until then."""
-    monkeypatch.setattr("mmsdk.attention.dense.readable", lambda query: False)
+    monkeypatch.setattr("mmsdk.attention.dense.readable", lambda query, view: False)
     view, _ = filled([7, 40, 1], 2, 32, torch.float32, scattered=True)
     query = torch.randn(3, 4, 1, 32, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(Dense()(query, view, Everything()).double(), slow(query, view), rtol=0, atol=1e-5)

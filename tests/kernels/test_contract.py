@@ -107,14 +107,14 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
                 *((64, 64), 1.0, None, None, None, None),
             ),
         ),
-        ("flash_prefill", lambda: (*(torch.empty(9_000_000, 1, 8),) * 3, *(torch.empty(2),) * 2, 9_000_000, 1.0, True, 0, None)),
+        ("flash_prefill", lambda: (*(torch.empty(9_000_000, 1, 8),) * 3, *(torch.empty(2),) * 2, 9_000_000, 1.0, True, 0, None, None)),
         (
             "paged_decode",
             lambda: (
                 torch.empty(70_000, 8, 64),
                 *(torch.empty(9, 16, 8, 64),) * 2,
                 torch.empty(70_000, 100_000, dtype=torch.int32),
-                *(torch.empty(70_000, dtype=torch.int64), 1.0, 0, None, None, None),
+                *(torch.empty(70_000, dtype=torch.int64), 1.0, 0, None, ""),
             ),
         ),
         (
@@ -133,7 +133,14 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
             "mla_decode",
             lambda: (torch.empty(70_000, 8, 40), torch.empty(9, 16, 40), torch.empty(70_000, 99), torch.empty(70_000), 1.0, 32),
         ),
-        ("kv_store", lambda: (*(torch.empty(200_000, 8, 64),) * 2, torch.empty(200_000), *(torch.empty(9, 16, 8, 64),) * 2, None, None)),
+        ("kv_store", lambda: (*(torch.empty(200_000, 8, 64),) * 2, torch.empty(200_000), *(torch.empty(9, 16, 8, 64),) * 2)),
+        (
+            "kv_round",
+            lambda: (
+                *(torch.empty(30, 9, 16, 8, 64), torch.empty(300), torch.empty(300), torch.empty(30, 400, 16, 8, 64)),
+                *(*(torch.empty(30, 400, 1, 8, 64),) * 2, "int8", True),
+            ),
+        ),
         ("sample", lambda: (torch.empty(200_000, 100), *(torch.empty(200_000),) * 5)),
         ("pair_similarity", lambda: (torch.empty(9, 600_000, 8), torch.empty(9, 300, 8))),
         ("farthest_point", lambda: (torch.empty(70_000, 300, 8), torch.empty(70_000, dtype=torch.int64), 30)),

@@ -32,14 +32,15 @@ from mmsdk.kernels.ops.flash_prefill import flash_prefill
 from mmsdk.kernels.ops.gather import gather
 from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
 from mmsdk.kernels.ops.indexer import indexer
-from mmsdk.kernels.ops.kv_store import kv_store
+from mmsdk.kernels.ops.kv_round import kv_round
 from mmsdk.kernels.ops.mla_decode import mla_decode
-from mmsdk.kernels.ops.paged_decode import paged_decode
+from mmsdk.kernels.ops.paged_decode import Older, paged_decode
 from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.kernels.ops.rms_norm import add_rms_norm, rms_norm
 from mmsdk.kernels.ops.rope import rope
 from mmsdk.kernels.ops.sample import sample
 from mmsdk.kernels.ops.swiglu import swiglu
+from mmsdk.kernels.rounding import LEVELS, Codes, decode
 
 
 def true_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> Result:
@@ -97,6 +98,7 @@ def true_flash_prefill(
     causal: bool,
     window: int,
     sinks: Tensor | None,
+    key_counts: Tensor | None,
 ) -> Result:
     h, group = query.shape[1], query.shape[1] // keys.shape[1]
     out = torch.zeros(*query.shape[:2], values.shape[2], dtype=torch.float64)
@@ -104,6 +106,7 @@ def true_flash_prefill(
     for row in range(len(query_starts) - 1):
         first, begin = int(query_starts[row]), int(key_starts[row])
         s, t = int(query_starts[row + 1]) - first, int(key_starts[row + 1]) - begin
+        t = t if key_counts is None else int(key_counts[row])
         for i in range(s):
             at = t - s + i
             seen = [begin + j for j in range(t) if (j <= at or not causal) and (not window or abs(j - at) < window)]
@@ -123,22 +126,37 @@ def true_paged_decode(
     scale: float,
     window: int,
     sinks: Tensor | None,
-    key_scales: Tensor | None,
-    value_scales: Tensor | None,
+    bits: str,
+    *older: Tensor,
 ) -> Result:
+    """Token by token; of codes, number by number."""
     b, h, d = query.shape
-    group = h // keys.shape[2]
+    group, page = h // keys.shape[2], keys.shape[1]
     out, lse = torch.zeros(b, h, d, dtype=torch.float64), torch.zeros(b, h, dtype=torch.float64)
     for row, length in enumerate(lengths.tolist()):
-        places = [(int(table[row, j // 16]), j % 16) for j in range(max(length - window, 0) if window else 0, length)]
+        places = [(int(table[row, j // page]), j % page) for j in range(length)]
         blocks, slots = [block for block, _ in places], [slot for _, slot in places]
         for head in range(h):
             k, v = (cache[blocks, slots, head // group].double() for cache in (keys, values))
-            if key_scales is not None and value_scales is not None:
-                k = k * key_scales[blocks, slots, head // group, None]
-                v = v * value_scales[blocks, slots, head // group, None]
+            if bits:
+                past = [int(older[0][row, i]) for i in range(int(older[1][row]))]
+                k, v = (torch.cat((meant(bits, d, past, head // group, *older[at : at + 3]), x)) for at, x in ((2, k), (5, v)))
+            k, v = (x[-window:] if window else x for x in (k, v))
             out[row, head], lse[row, head] = attended(query[row, head], k, v, scale, None if sinks is None else float(sinks[head]))
     return out, lse
+
+
+def meant(bits: str, d: int, blocks: list[int], head: int, codes: Tensor, scale: Tensor, low: Tensor) -> Tensor:
+    """The tokens of blocks of codes, [t, d]: minimum + code * scale, or what torch's own e4m3 is times the scale."""
+    each, found = {"fp8": 8}.get(bits) or int(bits[3:]), list[Tensor]()
+    for block in blocks:
+        here = codes[block, :, head]
+        if bits == "fp8":
+            numbers = here.view(torch.float8_e4m3fn).double()
+        else:
+            numbers = torch.tensor([[row[c * each // 8] >> c * each % 8 & 2**each - 1 for c in range(d)] for row in here.tolist()])
+        found.append(low[block, :, head].double() + numbers * scale[block, :, head].double())
+    return torch.cat(found) if found else torch.zeros(0, d, dtype=torch.float64)
 
 
 def true_mla_decode(query: Tensor, cache: Tensor, table: Tensor, lengths: Tensor, scale: float, latent: int) -> Result:
@@ -153,31 +171,57 @@ def true_mla_decode(query: Tensor, cache: Tensor, table: Tensor, lengths: Tensor
     return out, lse
 
 
-def true_kv_store(
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    key_scales: Tensor | None,
-    value_scales: Tensor | None,
-) -> Result:
-    """Number by number, in Python."""
-    both = [], []
-    for x, cache, scales in ((keys, key_cache, key_scales), (values, value_cache, value_scales)):
-        stored, kept = cache.clone(), None if scales is None else scales.clone()
+def true_kv_store(keys: Tensor, values: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor) -> Result:
+    """Token by token."""
+    both = list[Tensor]()
+    for x, cache in ((keys, key_cache), (values, value_cache)):
+        stored = cache.clone()
         for token, slot in enumerate(slots.tolist()):
-            for head in range(x.shape[1]):
-                numbers = x[token, head].tolist()
-                if slot >= 0 and kept is None:
-                    stored[slot // 16, slot % 16, head] = torch.tensor(numbers)
-                elif slot >= 0 and kept is not None:
-                    scale = max(map(abs, numbers)) / 127
-                    kept[slot // 16, slot % 16, head] = scale
-                    stored[slot // 16, slot % 16, head] = torch.tensor([math.floor(y / (scale or 1) + 0.5) for y in numbers])
-        both[0].append(stored)
-        both[1].extend([] if kept is None else [kept])
-    return (*both[0], *both[1])
+            if slot >= 0:
+                stored[slot // 16, slot % 16] = x[token]
+        both.append(stored)
+    return tuple(both)
+
+
+def true_kv_round(
+    blocks: Tensor, source: Tensor, target: Tensor, codes: Tensor, scale: Tensor, low: Tensor, bits: str, channels: bool
+) -> Result:
+    """Group by group, in Python's float64; a code is the nearest of all that there are, the even one of two as near."""
+    codes, scale, low = codes.clone(), scale.clone(), low.clone()
+    each, most = {"fp8": 8}.get(bits) or int(bits[3:]), torch.finfo(scale.dtype).max
+    signed = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    numbers = [code for code in range(256) if not signed[code].isnan()] if bits == "fp8" else list(range(2**each))
+    worth = signed[numbers] if bits == "fp8" else torch.tensor(numbers, dtype=torch.float64)
+    for layer, (new, old), head in itertools.product(
+        range(len(blocks)), zip(target.tolist(), source.tolist(), strict=True), range(blocks.shape[3])
+    ):
+        x = blocks[layer, old, :, head].double()
+        groups = x.T if channels else x
+        made = torch.zeros(groups.shape, dtype=torch.int64)
+        for i, group in enumerate(groups):
+            span, least = float(group.abs().max()) / 448, 0.0
+            if bits != "fp8":
+                least = float(group.min().clamp(-most, most).to(scale.dtype))
+                span = (float(group.max()) - min(float(group.min()), least)) / (2**each - 1)
+            step = float(torch.tensor(min(span, most)).to(scale.dtype))
+            # not below what it was, where it is a float16
+            step = step if step >= float(torch.tensor(span)) else float(torch.tensor(step * (1 + 2**-10)).to(scale.dtype))
+            step = step or 1.0
+            apart = ((group - least) / step).clamp(worth.min(), worth.max())[:, None].sub(worth).abs()
+            near = apart <= apart.amin(1, keepdim=True)
+            # of two as near the even one; of the zeros of e4m3 the one with the number's sign
+            order = torch.tensor([code % 2 for code in numbers]).expand(len(group), -1)
+            order = order + 4 * ((group < 0)[:, None] != (torch.tensor(numbers) >= 128)) if bits == "fp8" else order
+            made[i] = torch.tensor(numbers)[order.masked_fill(~near, 99).argmin(1)]
+            at = (0, head, i) if channels else (i, head, 0)
+            scale[layer, new][at], low[layer, new][at] = step, least
+        rows = (made.T if channels else made).tolist()
+        width, count = codes.shape[4], 8 // each
+        packed = [
+            [sum(code << each * place for place, code in enumerate(row[c * count : (c + 1) * count])) for c in range(width)] for row in rows
+        ]
+        codes[layer, new, :, head] = torch.tensor(packed, dtype=torch.uint8)
+    return codes, scale, low
 
 
 def true_gemv(x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Result:
@@ -363,6 +407,7 @@ TRUTHS: dict[str, Callable[..., Result]] = {
     "gather": true_gather,
     "gemv": true_gemv,
     "indexer": true_indexer,
+    "kv_round": true_kv_round,
     "kv_store": true_kv_store,
     "mla_decode": true_mla_decode,
     "pair_similarity": true_pair_similarity,
@@ -485,25 +530,23 @@ def test_the_order_of_pages_in_memory_does_not_matter() -> None:
     assert all(torch.equal(a, b) for a, b in zip(straight, shuffled, strict=True))
 
 
-def test_ka_17_scales_remember_nothing_of_a_warm_up() -> None:
-    caches = [torch.zeros(1, 16, 2, 8, dtype=torch.int8) for _ in range(4)]
-    scales = [torch.zeros(1, 16, 2) for _ in range(4)]
-    slots = torch.arange(4)
-    kv_store(normal(4, 2, 8) * 1e4, torch.zeros(4, 2, 8), slots, *caches[:2], *scales[:2])
-    for pair in (slice(0, 2), slice(2, 4)):
-        kv_store(normal(4, 2, 8, seed=1), normal(4, 2, 8, seed=2), slots, *caches[pair], *scales[pair])
-    assert all(torch.equal(x[i], x[i + 2]) for x in (caches, scales) for i in range(2))
-
-
-def test_ka_18_no_int8_code_is_further_than_half_a_step() -> None:
-    """Channels with a large bias, as Qwen2's keys have, widen the step of their own token and head alone."""
-    keys = normal(64, 2, 128)
-    keys[:, 0, 5] += 100
-    cache, scales = torch.zeros(2, 4, 16, 2, 128, dtype=torch.int8), torch.zeros(2, 4, 16, 2)
-    kv_store(keys, keys, torch.arange(64), cache[0], cache[1], scales[0], scales[1])
-    apart = (cache[0].float() * scales[0][..., None]).view(64, 2, 128) - keys
-    assert (apart.abs() <= scales[0].view(64, 2, 1) * 0.5001).all()
-    assert apart[:, 1].abs().max() < 0.03
+@pytest.mark.parametrize("bits", ["fp8", "int8", "int4", "int2"])
+def test_ka_17_and_ka_18_blocks_remember_nothing_and_a_large_channel_widens_its_own_step_alone(bits: str) -> None:
+    """Keys with a large bias in one channel, as Qwen2's have, behind a warm-up with huge numbers, and without one."""
+    keys = normal(1, 1, 32, 2, 16)
+    keys[..., 5] += 100
+    found = list[tuple[Tensor, ...]]()
+    for warm in (False, True):
+        pools = torch.zeros(1, 1, 32, 2, 16 * LEVELS[bits] // 8, dtype=torch.uint8), *(torch.zeros(1, 1, 1, 2, 16) for _ in range(2))
+        for blocks in (keys * 1e4, keys) if warm else (keys,):
+            kv_round(blocks, starts(0), starts(0), *pools, bits, channels=True)
+        found.append(pools)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    codes, scale, low = (part[0] for part in found[0])
+    apart = (decode(Codes(codes, scale, low), bits, 16, torch.float32) - keys[0]).abs()
+    assert (apart <= (keys[0].abs() / 16 if bits == "fp8" else scale * 0.501) + 1e-3).all()
+    bound = {"fp8": 0.2, "int8": 0.02, "int4": 0.25, "int2": 1.1}[bits]
+    assert apart[..., :5].max() < bound
 
 
 def test_rotation_leaves_what_it_was_given_as_it_was() -> None:
@@ -590,6 +633,19 @@ def starts(*numbers: int) -> Tensor:
     return torch.tensor(numbers)
 
 
+def codes(page: int) -> Tensor:
+    return torch.zeros(1, 1, page, 1, 8, dtype=torch.uint8)
+
+
+def read_with(past: Older) -> None:
+    paged_decode(normal(1, 1, 8), *(normal(1, 16, 1, 8),) * 2, starts(0)[None], starts(1), 1.0, older=past)
+
+
+def older(bits: str, page: int) -> Older:
+    pools = [Codes(codes(page)[0], *(torch.ones(shape),) * 2) for shape in ((1, 1, 1, 8), (1, page, 1, 1))]
+    return Older(bits, *pools, starts(0)[None], starts(1))
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -604,13 +660,15 @@ def starts(*numbers: int) -> Tensor:
         (lambda: flash_prefill(normal(1, 1, 8), normal(1, 1, 8), normal(1, 1, 512), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),
         (lambda: paged_decode(normal(1, 5, 8), normal(1, 16, 2, 8), normal(1, 16, 2, 8), starts(0)[None], starts(1), 1.0), "5 query heads"),
         (lambda: paged_decode(normal(1, 1, 384), *(normal(1, 16, 1, 384),) * 2, starts(0)[None], starts(1), 1.0), "at most 256"),
-        (lambda: paged_decode(normal(1, 1, 8), *(normal(1, 16, 1, 8).char(),) * 2, starts(0)[None], starts(1), 1.0), "need both scales"),
+        (lambda: read_with(older("turbo4", 16)), "as turbo4; there are"),
+        (lambda: read_with(older("int8", 4)), "blocks of 4 tokens"),
         (lambda: mla_decode(normal(1, 1, 8), normal(1, 16, 8), starts(0)[None], starts(1), 1.0, 9), "9 of 8 channels"),
         (lambda: mla_decode(normal(1, 1, 1088), normal(1, 16, 1088), starts(0)[None], starts(1), 1.0, 1024), "at most 512"),
         (lambda: block_worth(normal(1, 5, 1, 8), normal(1, 2, 3, 8), None, normal(1, 2, 3), 1.0, together=True), "5 query heads"),
         (lambda: indexer(normal(1, 1, 2, 8), normal(1, 1, 2), normal(1, 3, 8), starts(3)[None], 0), "at least 1"),
         (lambda: indexer(normal(1, 1, 2, 384), normal(1, 1, 2), normal(1, 3, 384), starts(3)[None], 2), "at most 256"),
-        (lambda: kv_store(*(normal(1, 1, 8),) * 2, starts(0), *(normal(1, 16, 1, 8),) * 2, *(normal(1, 16, 1),) * 2), "need both scales"),
+        (lambda: kv_round(normal(1, 1, 4, 1, 8), *(starts(0),) * 2, codes(4), *(normal(1, 1, 4, 1, 8),) * 2, "int8", True), "must be"),
+        (lambda: kv_round(normal(1, 1, 4, 1, 8), *(starts(0),) * 2, codes(4), *(normal(1, 1, 4, 1, 1),) * 2, "int3", False), "'int3' is"),
         (lambda: rope(*(normal(1, 1, 1, 8),) * 2, *(normal(1, 1, 1, 4),) * 2, (3,)), "share 4 pairs among 1 tables"),
         (lambda: rope(*(normal(1, 1, 1, 6),) * 2, *(normal(1, 1, 1, 4),) * 2, (4,)), "do not fit"),
         (lambda: gemv_int8(normal(1, 6), normal(2, 6).char(), normal(2, 4)), "4 groups do not share 6"),

@@ -1,0 +1,55 @@
+"""Several new tokens of each row over all that it may see, by a Triton kernel that is told of a band in the place of a mask.
+
+Rows of a batch, padded in front, are sequences to `mmsdk.kernels.ops.flash_prefill`, read where they lie. It skips what a window or the
+future hides, and no score and no mask is written to memory; torch's attention reads a bias for every pair, seen or not.
+
+The choice is made by `band_of` and nowhere else: where Triton runs, for bands, without gradients, of which the kernel has none. Rows that
+are whole and causal need no bias, and go to torch's own kernel, as do one new token a row, whose bias is a row, and heads wider than 256.
+No GPU has run this yet, so that none of it rests on a measurement.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmsdk.attention.mask import Band, Bias, Mask
+from mmsdk.kernels._triton import launchable
+from mmsdk.kernels.ops.flash_prefill import flash_prefill
+from mmsdk.kv.types import LayerView
+
+__all__ = ["band_of", "over_band"]
+
+_WIDEST, _KINDS = 256, (torch.float32, torch.float16, torch.bfloat16)
+
+
+def band_of(query: Float[Tensor, "b h s d"], view: LayerView, mask: Mask) -> tuple[Band, ...]:
+    """The band to be told of, if the kernel takes these tensors."""
+    inputs = query, view.keys, view.values
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    alike = len({x.dtype for x in inputs}) == 1 and query.dtype in _KINDS and max(x.shape[3] for x in inputs) <= _WIDEST
+    return mask.band if isinstance(mask, Bias) and alike and not learns and launchable(query) and min(view.values.shape) > 0 else ()
+
+
+def over_band(query: Float[Tensor, "b h s d"], view: LayerView, band: Band) -> Float[Tensor, "b h s e"]:
+    """softmax(q k^T / sqrt(d)) v over what each query sees; a query that sees nothing, as padding does, gives 0."""
+    b, h, s, d = query.shape
+    t, device = view.keys.shape[2], query.device
+    (keys, step), (values, other) = (_in_line(x) for x in (view.keys, view.values))
+    if step != other:
+        (keys, step), (values, _) = (_in_line(x.contiguous()) for x in (view.keys, view.values))
+    row = torch.arange(b + 1, device=device)
+    padding = band.padding.to(device)
+    rows = query.transpose(1, 2).reshape(b * s, h, d)
+    sequences = row * s, row[:-1] * step + padding, s
+    out, _ = flash_prefill(rows, keys, values, *sequences, d**-0.5, window=band.window, key_counts=t - padding)
+    return out.view(b, s, h, -1).transpose(1, 2)
+
+
+def _in_line(x: Float[Tensor, "b g t d"]) -> tuple[Float[Tensor, "n g d"], int]:
+    """The tokens of all rows as one line, and how many places there are from a row to the next: a view, if memory allows it."""
+    b, g, t, d = x.shape
+    if x.stride(3) != 1 or x.stride(2) < 1 or (b > 1 and x.stride(0) % x.stride(2)):
+        return x.transpose(1, 2).reshape(b * t, g, d), t
+    step = x.stride(0) // x.stride(2) if b > 1 else t
+    # between the rows lie other heads' tokens, or spare ones, that no sequence reaches
+    return x.as_strided(((b - 1) * step + t, g, d), (x.stride(2), x.stride(1), 1)), step
