@@ -81,16 +81,17 @@ def paged_decode(
     if older is not None and not reads(older.bits, older.page):
         known = f"there are {', '.join(LEVELS)} in blocks of a multiple of 16"
         raise InputError(f"blocks of {older.page} tokens as {older.bits}; {known}", item="older")
-    arguments = query, keys, values, table, lengths, scale, window, sinks, *_flat(older)
-    out, lse = _plan(*arguments).run() if launchable(query) else _reference(*arguments)
+    arguments = query, keys, values, table, lengths, scale, window, sinks, "" if older is None else older.bits
+    pools = _flat(older)
+    out, lse = _plan(*arguments, *pools).run() if launchable(query) else _reference(*arguments, *pools)
     return out, lse
 
 
-def _flat(older: Older | None) -> Arguments:
+def _flat(older: Older | None) -> tuple[Tensor, ...]:
     if older is None:
-        return ("",)
+        return ()
     k, v = older.keys, older.values
-    return older.bits, older.table, older.counts, k.codes, k.scale, k.low, v.codes, v.scale, v.low
+    return older.table, older.counts, k.codes, k.scale, k.low, v.codes, v.scale, v.low
 
 
 def _reference(

@@ -60,12 +60,12 @@ class Rounded:
         here = slice(layers.start, layers.stop)
         kept = self._codes[here], self._scale[here], self._low[here]
         if self._bits in LEVELS:
-            where = (torch.tensor(places, device=exact.device) for places in (source, columns))
-            kv_round(exact[here], *where, *kept, self._bits, channels=self._dim == 2)
+            old, new = torch.tensor(source, device=exact.device), torch.tensor(columns, device=exact.device)
+            kv_round(exact[here], old, new, *kept, self._bits, channels=self._dim == 2)
             return
         found = encode(exact[here, list(source)], self._dim, self._bits)
-        for old, new in zip(kept, (found.codes, found.scale, found.low), strict=True):
-            old[:, list(columns)] = new
+        for pool, part in zip(kept, (found.codes, found.scale, found.low), strict=True):
+            pool[:, list(columns)] = part
 
     def of(self, layer: int) -> Codes:
         """All blocks of a layer, as they lie."""
