@@ -12,7 +12,9 @@ never computed again: what comes is read once, with all that is still remembered
 (`mmsdk.kv.policy`), and positions close up behind what goes, so that a stream never leaves the context of its model. What comes together
 is there in addition until it has been read, and so are question and answer while they last.
 
-Frames go through the encoder in windows, each of which is a clip of its own to the model: times are counted anew in each.
+Frames go through the encoder in windows, each of which is a clip of its own to the model: times are counted anew in each. Where heads turn
+along three axes (M-RoPE), a window stands on its grid behind what came before, as in a prompt, and words behind its last row or column.
+What is held moves by one shift on all axes, which closes no gap inside: such models take policies that hold the last tokens.
 """
 
 import dataclasses
@@ -42,7 +44,7 @@ from mmsdk.generate.beams import search
 from mmsdk.generate.config import EarlyStopping, GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.generate.loop import Generated, collect, generate
-from mmsdk.kv.policy import Evictor, Reader, Storer
+from mmsdk.kv.policy import Early, Evictor, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.policy_memory import POLICIES, PolicyMemory, policy_of
 from mmsdk.models.types import VLM
@@ -50,14 +52,14 @@ from mmsdk.prompt import Ids, Layout, Prompt, Slot, written
 from mmsdk.prompt import Span as Part
 from mmsdk.stages import Clock, Row, device_of, lay_out
 from mmsdk.vision.intake import Source
-from mmsdk.vision.types import Image
+from mmsdk.vision.types import Image, Video
 from mmsdk.vision.values import shown
 from mmsdk.watch import Arrived, windowed
 
 __all__ = ["USUAL", "StreamSession"]
 
 USUAL = "streaming:1024"
-"""How a stream is held where nobody says."""
+"""How a stream is held where nobody says; by a model whose context is no longer, half as much as that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +83,28 @@ class StreamSession:
     """One stream. `kv` says how much is held of it and what, `window` frames go through the encoder together, `worn` are its adapters.
 
     Raises PluginError for a policy that does not bound a stream and for a compression that works inside encoder or decoder or wants to know
-    the question, BudgetError for a share of what has no length, ModelError for a model whose positions cannot close up.
+    the question, BudgetError for a share of what has no length and for more than the model's context, ModelError for a model whose
+    positions cannot close up, or not under this policy.
     """
 
     def __init__(self, vlm: VLM, compression: Compression, kv: str | None, window: int = 8, worn: Worn = Worn()) -> None:
         _check(vlm, compression)
         # all that is read is read with the adapters: what is held was computed by the model that is asked
         self._speaker, vlm = worn.decoder(vlm.decoder, [0]), worn.eye(vlm, 0)
-        memory, self._hold = bounding(kv)
+        memory, self._hold = bounding(_usual(vlm) if kv in (None, USUAL) else kv)
+        _check_memory(vlm, memory)
         self._vlm, self._compression, self._window = vlm, compression, windowed(window)
         # before the first frame something must stand in its place for the layout; the decoder never sees it
         blank = Image(torch.zeros(3, 16, 16, dtype=torch.uint8))
         with torch.no_grad():
             seen = Encoded.of(blank, vlm.encoder([blank])[0], vlm.name)
             head, _, _ = _parted(vlm.layout(Prompt.of([seen], "?")))
+            self._begun: tuple[int, ...] = ()
+            if vlm.decoder.config.rope_sections.counts:
+                # a clip may begin with words that a picture has not (Qwen3-VL's seconds): they wait for the first window
+                pair = blank, Video(blank.pixels.expand(2, -1, -1, -1), torch.arange(2).float())
+                self._begun = _alike([_flat(_parted(vlm.layout(Prompt.of([one], "?")))[0]) for one in pair])
+                head = (Ids(self._begun),)
             cache = memory.cache(vlm.decoder.config.layers, 1, device_of(vlm))
             self._run(cache, self._words(head))
             # from now on the budget holds
@@ -224,7 +234,8 @@ class StreamSession:
         (row,) = laid.rows.values()
         with clock.stage("prefill"):
             layout = vlm.layout(Prompt.of([seen, seen], "?"))
-            between = _parted(layout)[1] if now.opened else ()
+            ahead = (Ids(_flat(_parted(layout)[0])[len(self._begun) :]),) if self._begun else ()
+            between = _parted(layout)[1] if now.opened else ahead
             words = self._words(between)
             # Read into a fork: what is refused or interrupted leaves the stream as it was.
             cache = self._read(now.cache.fork(), _joined(words, _sight(row, arrived.count // self._window % 2)))
@@ -244,13 +255,19 @@ class StreamSession:
     def _run(self, cache: PolicyCache, laid: Laid) -> Float[Tensor, "1 d"]:
         """The decoder's output at the last of these tokens, which are in the cache then."""
         places = cache.position[0] + torch.arange(len(laid.embeddings), device=laid.embeddings.device)
-        return prefill_into(self._speaker, [dataclasses.replace(laid, positions=places)], (), cache).hidden[:, -1]
+        start = cache.position[0] + cache.shift[0]
+        turns, following = tuple(axes + start for axes in laid.turns), tuple(place + start for place in laid.following)
+        laid = dataclasses.replace(laid, positions=places, turns=turns, following=following)
+        return prefill_into(self._speaker, [laid], (), cache).hidden[:, -1]
 
     def _words(self, spans: tuple[Part, ...]) -> Laid:
         """Words, and what a model has learned to stand between them, in front of the decoder."""
         # of no words, too, there are embeddings
         embeddings = Layout((Ids(()), *spans), media=0).embed([], self._vlm.decoder.embed, device_of(self._vlm))
-        return Laid(embeddings, torch.arange(len(embeddings)), (Span(-1, (len(embeddings),)),))
+        line = torch.arange(len(embeddings), device=embeddings.device)
+        several = bool(self._vlm.decoder.config.rope_sections.counts)
+        turns, following = ((line.expand(3, -1),), (line.new_tensor(len(line)),)) if several else ((), ())
+        return Laid(embeddings, line, (Span(-1, (len(embeddings),)),), (), turns, following)
 
     def _said(self, now: State, hidden: Float[Tensor, "1 d"], config: GenerationConfig, began: float) -> Generated:
         vlm, guides = self._vlm, [guided(self._vlm, config)]
@@ -262,6 +279,17 @@ class StreamSession:
 def _ids(spans: Sequence[Part]) -> frozenset[int]:
     """The ids of words, each once."""
     return frozenset(number for span in spans if isinstance(span, Ids) for number in span.ids)
+
+
+def _flat(spans: Sequence[Part]) -> tuple[int, ...]:
+    """The ids of words, in order."""
+    return tuple(number for span in spans if isinstance(span, Ids) for number in span.ids)
+
+
+def _alike(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """What all of them begin with."""
+    same = [len(set(column)) == 1 for column in zip(*rows, strict=False)]
+    return rows[0][: (*same, False).index(False)]
 
 
 def _within(layout: Layout) -> tuple[Part, ...]:
@@ -280,19 +308,29 @@ def _parted(layout: Layout) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[P
 
 
 def _sight(row: Row, number: int) -> Laid:
-    """What stands in a row from its first visual token to its last, with a number by which windows side by side are told apart."""
+    """What stands in a row from its first visual token to its last, with a number by which windows side by side are told apart.
+
+    On several axes places are counted from where its grid begins: in front of it and behind it are words, each of which takes one.
+    """
     ends = list(accumulate((span.counts[0] for span in row.spans), initial=0))
     runs = [place for place, span in enumerate(row.spans) if span.media >= 0]
     here, parts = slice(ends[runs[0]], ends[runs[-1] + 1]), row.spans[runs[0] : runs[-1] + 1]
     spans = tuple(dataclasses.replace(span, media=number if span.media >= 0 else -1) for span in parts)
-    return Laid(row.embeddings[here], row.positions[here], spans, tuple(added[here] for added in row.deep))
+    turns, rest = tuple(axes[:, here] - here.start for axes in row.turns), len(row.embeddings) - here.stop + here.start
+    following = tuple(place - rest for place in row.following)
+    return Laid(row.embeddings[here], row.positions[here], spans, tuple(added[here] for added in row.deep), turns, following)
 
 
 def _joined(words: Laid, sight: Laid) -> Laid:
     """Words and, behind them, what is seen; nothing deep is added to words."""
     together = torch.cat((words.embeddings, sight.embeddings))
     deep = tuple(torch.cat((torch.zeros_like(words.embeddings), added)) for added in sight.deep)
-    return Laid(together, torch.arange(len(together)), (*words.spans, *sight.spans), deep)
+    count, pairs = len(words.embeddings), zip(words.turns, sight.turns, strict=True)
+    turns, following = (
+        tuple(torch.cat((axes, behind + count), 1) for axes, behind in pairs),
+        tuple(place + count for place in sight.following),
+    )
+    return Laid(together, torch.arange(len(together)), (*words.spans, *sight.spans), deep, turns, following)
 
 
 def _held(cache: PolicyCache, layers: int) -> int:
@@ -324,6 +362,11 @@ def bounding(kv: str | None) -> tuple[PolicyMemory, int]:
     return memory, amount
 
 
+def _usual(vlm: VLM) -> str:
+    asked = plugins.parse(USUAL)
+    return USUAL if int(asked.amount) < vlm.context else f"{asked.name}:{max(1, vlm.context // 2)}"
+
+
 def _check(vlm: VLM, compression: Compression) -> None:
     inside = [named(step.method) for step in compression.inside_encoder] + [named(step.method) for step in compression.inside_decoder]
     for name in inside:
@@ -334,5 +377,13 @@ def _check(vlm: VLM, compression: Compression) -> None:
         raise PluginError("a method that wants to know the question cannot compress a stream, which is read before one is asked")
     config = vlm.decoder.config
     grown = isinstance(config.rope_scaling, Dynamic | LongRope)
-    if config.rope_sections.counts or grown or config.levels or isinstance(config.attention, Latent):
+    if grown or config.levels or isinstance(config.attention, Latent):
         raise ModelError(f"{vlm.name}: its keys cannot be moved to other positions, so that an endless stream would leave its context")
+
+
+def _check_memory(vlm: VLM, memory: PolicyMemory) -> None:
+    if isinstance(memory.amount, int) and memory.amount > vlm.context:
+        raise BudgetError(f"{memory.name}:{memory.amount} holds more than {vlm.name}, whose context is {vlm.context}; hold less")
+    if vlm.decoder.config.rope_sections.counts and not isinstance(memory.policy, Early):
+        told = f"{vlm.name} stands on several axes, on which the gaps that {memory.name} leaves cannot close"
+        raise ModelError(f'{told}; choose window or streaming ("window:{memory.amount}")')

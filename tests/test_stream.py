@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmsdk.compress import compression
 from mmsdk.decoder.config import DecoderConfig
-from mmsdk.decoder.rope import Sections
+from mmsdk.decoder.rope import Dynamic, Sections
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
 from mmsdk.models.mini.family import Mini
@@ -243,9 +243,14 @@ def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None
             pipe.stream_session(kv)
     with pytest.raises(BudgetError, match="no length"):
         pipe.stream_session("window:0.5")
+    with pytest.raises(BudgetError, match="whose context is 512"):
+        pipe.stream_session("window:513")
     turned = Decoder.of(replace(small.decoder.config, rope_sections=Sections((2, 2, 2))), small.decoder.state_dict())
+    with pytest.raises(ModelError, match="several axes"):
+        Pipeline(replace(small, decoder=turned)).stream_session("h2o:64")
+    growing = Decoder.of(replace(small.decoder.config, rope_scaling=Dynamic(2.0, 64)), small.decoder.state_dict())
     with pytest.raises(ModelError, match="cannot be moved"):
-        Pipeline(replace(small, decoder=turned)).stream_session("window:64")
+        Pipeline(replace(small, decoder=growing)).stream_session("window:64")
 
 
 def test_what_does_not_fit_is_told_and_leaves_no_trace(pipe: Pipeline) -> None:

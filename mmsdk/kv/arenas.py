@@ -232,11 +232,11 @@ class Arenas:
         self._split(entries.keys, entries.values, told, sticky, words=False)
         self._entries = Entries(entries.layer, entries.depth)
 
-    def close_up(self) -> None:
-        """See `mmsdk.kv.policy.Closing`. Slots stay as they are: positions change, and keys turn with them."""
+    def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """See `mmsdk.kv.policy.Closing`, along one axis. Slots stay as they are: positions change, and keys turn with them."""
         if not self._arenas:
-            self._entries.close_up()
-            return
+            self._entries.close_up(ahead)
+            return ahead
         told = self._told()
         order = told.positions.argsort(dim=1, stable=True)
         place = (told.positions.gather(1, order) >= 0).cumsum(1) - 1
@@ -247,6 +247,7 @@ class Arenas:
             by = (positions - arena.told.positions)[:, None]
             moved.append(replace(arena, keys=self._turning.further(arena.keys, by), told=replace(arena.told, positions=positions)))
         self._arenas = tuple(moved)
+        return ahead
 
     def view(self) -> LayerView:
         """See `LayerStore`: a copy, in order of positions."""

@@ -162,16 +162,17 @@ class Entries:
         self._begin, self.count = self._begin + 1, self.count - 1
         self._first, self.memo = (), {}
 
-    def close_up(self) -> None:
+    def close_up(self, ahead: Int[Tensor, " b"]) -> None:
         """Move what is held to the positions 0, 1, 2, ... of every row and head, and its keys with it; notes of rows are dropped.
 
-        Keys must turn along one axis, by frequencies that do not follow how far a row reaches.
+        Keys must turn by frequencies that do not follow how far a row reaches. Along several axes all of them move by one shift, which is
+        right where nothing is missing between the entries: the word behind them stands `ahead` of its position, and then at its position.
         """
-        self.place(self.order.clamp_min(-1))
+        self.place(self.order.clamp_min(-1), ahead)
 
-    def place(self, positions: Int[Tensor, "b q t"]) -> None:
+    def place(self, positions: Int[Tensor, "b q t"], ahead: Int[Tensor, " b"]) -> None:
         """The same to any positions that ascend, -1 for padding; in memory of its own."""
-        by = (positions - self.positions).masked_fill(positions < 0, 0)
+        by = (positions - self.positions - ahead[:, None, None]).masked_fill(positions < 0, 0)
         # replaced, not changed: a fork may look at them
         self._keys, self._values = self.turning.further(self.keys, by), self.values
         self._positions = positions

@@ -230,8 +230,12 @@ class Hearing(Protocol):
 class Closing(Protocol):
     """A store in whose place for positions an endless stream never runs out."""
 
-    def close_up(self) -> None:
-        """Move what is held to the positions 0, 1, 2, ..., with nothing between where something went."""
+    def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """Move what is held to the positions 0, 1, 2, ..., with nothing between where something went.
+
+        `ahead` is by how much the next word stands ahead of its position on the axes that heads turn along, 0 where there is one; returned
+        is the same from now on.
+        """
         ...
 
 

@@ -129,13 +129,13 @@ class PolicyCache:
     def close_up(self) -> None:
         """Let the next token follow what is held at once: positions of what went are given again (`mmsdk.kv.policy.Closing`).
 
+        Along several axes, keys of all entries move by one shift, so that the next word stands at its position on each.
         Stores that cannot, or that place their entries themselves, stay as they are, and positions go on counting.
         """
         closing = [store for store in self._stores if isinstance(store, Closing)]
         if len(closing) < len(self._stores):
             return
-        for store in closing:
-            store.close_up()
+        self.shift = [store.close_up(self.shift) for store in closing][0]
         ends = [store.view().positions.amax(1) + 1 for store in self._stores]
         # layers that stand at the same position share one object
         self._following = [next(end for end in ends if torch.equal(end, own)) for own in ends]

@@ -93,10 +93,12 @@ class Shelf:
         if not self._curious:
             self.entries.forget()
 
-    def close_up(self) -> None:
+    def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         """See `Closing`. What a policy moves itself stays where it put it."""
-        if not self._movers:
-            self.entries.close_up()
+        if self._movers:
+            return ahead
+        self.entries.close_up(ahead)
+        return torch.zeros_like(ahead)
 
     def view(self) -> LayerView:
         """See `LayerStore`."""

@@ -218,20 +218,21 @@ class Thoughts:
         # a prompt is nobody's turn of thought
         self._close(entries.count, torch.full((len(keep), -(-entries.count // SEGMENT)), 2, device=keep.device))
 
-    def close_up(self) -> None:
-        """See `mmsdk.kv.policy.Closing`."""
+    def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """See `mmsdk.kv.policy.Closing`, along one axis."""
         entries = self._entries
         if not self._pools:
-            entries.close_up()
-            return
+            entries.close_up(ahead)
+            return ahead
         now = torch.cat([*(pool.positions for pool in self._pools), entries.positions[:, 0]], 1)
         order = now.argsort(dim=1, stable=True)
         place = (now.gather(1, order) >= 0).cumsum(1) - 1
         closed = torch.zeros_like(order).scatter_(1, order, place).where(now >= 0, -1)
         *slots, opened = closed.split([*(pool.positions.shape[1] for pool in self._pools), entries.count], 1)
-        entries.place(opened[:, None])
+        entries.place(opened[:, None], ahead)
         self._pools = tuple(pool.placed(positions) for pool, positions in zip(self._pools, slots, strict=True))
         self._closed = True
+        return ahead
 
     def view(self) -> LayerView:
         """See `LayerStore`: a copy, in order of positions."""

@@ -185,14 +185,14 @@ class Tiers:
         views = [means.part(*ends) for ends in pairwise(ends)]
         self._means, self._mids, self._far = (means,), tuple(views[: len(self._mids)]), views[len(self._mids) :]
 
-    def close_up(self) -> None:
-        """See `mmsdk.kv.policy.Closing`. Tokens that are exact and means of far follow one another: a mean, however many tokens it is of,
+    def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """See `mmsdk.kv.policy.Closing`, along one axis. Tokens that are exact and means of far follow one another: a mean, however many tokens it is of,
         takes one place, to which its latest token moves and the others with it; a mean of mid goes where its block does.
         """
         entries, sizes = self._entries, self._sizes
         if not self._means or not sizes:
-            entries.close_up()
-            return
+            entries.close_up(ahead)
+            return ahead
         far = self._means[0].part(self._mid, self._means[0].count)
         now = torch.cat((far.positions, entries.positions[:, 0]), 1)
         order = now.argsort(dim=1, stable=True)
@@ -200,11 +200,12 @@ class Tiers:
         closed = torch.zeros_like(order).scatter_(1, order, place).where(now >= 0, -1)
         by = (closed - now)[:, None, : far.count]
         far = replace(far, keys=entries.turning.further(far.keys, by), positions=closed[:, : far.count])
-        entries.place(closed[:, None, far.count :])
+        entries.place(closed[:, None, far.count :], ahead)
         self._mids = (merged(*self._blocks()),) if self._mids else ()
         ends = list(accumulate((means.count for means in self._far), initial=0))
         self._far = [far.part(*part) for part in pairwise(ends)]
         self._gather()
+        return ahead
 
     def view(self) -> LayerView:
         """Means, each at the position of its latest token, and exact tokens behind them: a copy where there are means."""

@@ -212,7 +212,7 @@ def test_positions_close_up_in_place_and_keys_turn_with_them() -> None:
     store.settle()
     told(store, x, 54, 55)
     before, span = store.view(), store.span
-    store.close_up()
+    store.close_up(torch.zeros(2, dtype=torch.long))
     after = store.view()
     assert store.span == span and after.positions.tolist() == [[*[-1] * (after.positions.shape[1] - 31), *range(31)]] * 2
     held, turning = before.valid[0], store._turning
