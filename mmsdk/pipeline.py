@@ -368,8 +368,8 @@ class Pipeline:
         `kv` says by which policy of the memory, and how many tokens of each layer, it is held ("window:1024", "h2o:512"); `window` frames
         go through the encoder together. What the pipeline compresses is compressed in each window; `adapter`, one or several, is worn for
         all that the stream reads and says. Raises PluginError for a policy that does not bound a stream and for a compression that works
-        inside encoder or decoder or asks for the question, BudgetError for a share, ModelError for a model whose positions cannot close up,
-        InputError for an adapter that is not loaded.
+        inside encoder or decoder or asks for the question, BudgetError for a share and for more than the model's context, ModelError for a
+        model whose positions cannot close up, or not under this policy, InputError for an adapter that is not loaded.
         """
         return StreamSession(self.vlm, self.compression, kv, window, self.adapters.worn(adapter, 1))
 
