@@ -186,8 +186,8 @@ class Tiers:
         self._means, self._mids, self._far = (means,), tuple(views[: len(self._mids)]), views[len(self._mids) :]
 
     def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """See `mmsdk.kv.policy.Closing`, along one axis. Tokens that are exact and means of far follow one another: a mean, however many tokens it is of,
-        takes one place, to which its latest token moves and the others with it; a mean of mid goes where its block does.
+        """See `mmsdk.kv.policy.Closing`, along one axis. Tokens that are exact and means of far follow one another: a mean, however many
+        tokens it is of, takes one place, to which its latest token moves and the others with it; a mean of mid goes where its block does.
         """
         entries, sizes = self._entries, self._sizes
         if not self._means or not sizes:
