@@ -135,7 +135,9 @@ class PolicyCache:
         closing = [store for store in self._stores if isinstance(store, Closing)]
         if len(closing) < len(self._stores):
             return
-        self.shift = [store.close_up(self.shift) for store in closing][0]
+        # every store has to, and all say the same
+        shifts = [store.close_up(self.shift) for store in closing]
+        self.shift = shifts[0]
         ends = [store.view().positions.amax(1) + 1 for store in self._stores]
         # layers that stand at the same position share one object
         self._following = [next(end for end in ends if torch.equal(end, own)) for own in ends]

@@ -121,7 +121,8 @@ def test_where_no_terminal_shows_progress_each_long_step_is_a_short_line_with_it
     assert done.returncode == 0, done.stderr
     lines = [re.sub(r"^  \d+ s", "  N s", line) for line in done.stdout.splitlines()]
     assert max(map(len, lines)) <= 160
-    begun = next(number for number, line in enumerate(lines) if line.startswith("installing mmsdk[robots] into .venv: about 0.5 GB to download"))
+    said = "installing mmsdk[robots] into .venv: about 0.5 GB to download"
+    begun = next(number for number, line in enumerate(lines) if line.startswith(said))
     assert lines[begun + 1 : begun + 3] == ["  N s: downloading torch-2.13.whl (191.8 MB)", "  N s: unpacking 3 packages"]
     assert re.fullmatch(r"  N s: \.venv is ready and holds [\d.,]+[KMG]?", lines[begun + 3])
     assert "\n".join(lines[begun + 4 :]) + "\n" == ANSWERED
