@@ -39,7 +39,7 @@ from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.recall import Recall, recalling
 from mmsdk.stages import Context, Question
-from mmsdk.stream import USUAL, StreamSession
+from mmsdk.stream import StreamSession
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
 from mmsdk.vision.values import shown, whole
@@ -89,7 +89,8 @@ def pipeline(
 ) -> "Pipeline | VideoGeneration | World":
     """Put a model's parts together, ready to answer; of the task "video-generation" ready to make clips, of "world-model" frame by frame.
 
-    These two take a folder, `dtype`, `device` and `progress`, and a world its memory as `kv` ("pages:recalled=8", "window:8").
+    These two take a folder, `dtype`, `device` and `progress`, a bar of the steps of clips where a world's frames show none, and a world
+    its memory as `kv` ("pages:recalled=8", "window:8").
 
     `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
     where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together; `quantize` "int4" or
@@ -362,12 +363,13 @@ class Pipeline:
         return replace(self, vlm=vlm, adapters=adapters)
 
     @door
-    def stream_session(self, kv: str | None = USUAL, *, window: int = 8, adapter: AdapterSpec = "") -> StreamSession:
+    def stream_session(self, kv: str | None = None, *, window: int = 8, adapter: AdapterSpec = "") -> StreamSession:
         """A stream without end: frames and words are read as they come, and it can be asked at any time. See `mmsdk.stream`.
 
-        `kv` says by which policy of the memory, and how many tokens of each layer, it is held ("window:1024", "h2o:512"); `window` frames
-        go through the encoder together. What the pipeline compresses is compressed in each window; `adapter`, one or several, is worn for
-        all that the stream reads and says. Raises PluginError for a policy that does not bound a stream and for a compression that works
+        `kv` says by which policy of the memory, and how many tokens of each layer, it is held ("window:1024", "h2o:512"); where it is None
+        that is "streaming:1024", or of a model whose context is no longer, half its context. `window` frames go through the encoder
+        together. What the pipeline compresses is compressed in each window; `adapter`, one or several, is worn for all that the stream
+        reads and says. Raises PluginError for a policy that does not bound a stream and for a compression that works
         inside encoder or decoder or asks for the question, BudgetError for a share and for more than the model's context, ModelError for a
         model whose positions cannot close up, or not under this policy, InputError for an adapter that is not loaded.
         """

@@ -21,8 +21,8 @@ class Condition:
 
     Some models ask for more: `pooled` is the text as one vector, `guidance` how far one goes towards it that has that distilled into it;
     `beside` are latents that stand beside the noisy ones as further channels (the first frame, and where it is), `seen` is what a picture's
-    encoder saw of it. `places` are where in a larger world the
-    windows of the frames begin, rows first, in tokens, for a model whose rotary positions are `Roaming`.
+    encoder saw of it. `places` are where in a larger world the windows of the frames begin, rows first, in tokens, for a model whose rotary
+    positions are `Roaming`.
     """
 
     text: Float[Tensor, "b t e"]
