@@ -1,6 +1,6 @@
 """Memories: quality, bytes and speed of every policy at five budgets, on long text, needles, long clips and streams, beside the full cache.
 
-mmsdk bench memory --json                            about half an hour on two cores
+mmsdk bench memory --json                            some twenty minutes on two cores
 mmsdk bench memory:quick=true                        seconds: little is asked, and it says little
 mmsdk bench memory:plot=docs/images/memory.svg       draws quality against budget
 mmsdk bench memory:saved=rows.jsonl                  writes each suite there when it is done, and goes on from there
