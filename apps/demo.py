@@ -68,7 +68,7 @@ def show(pipe: Pipeline, folder: Path, tell: Callable[[Asked, Answer, Path], Non
 
 
 def act(path: Path) -> Ended:
-    """The robot policy that ships opens a drawer that it was not trained on, in simulation, filmed into `path`."""
+    """The robot policy that ships opens a drawer, from where no training began, in simulation, filmed into `path`."""
     clock, film = SimulatedClock(), Film(HELD_OUT)
     with MetaWorld(TASK, clock) as robot:
         (ended,), _ = played(robot, clock, default_policy(), Condition("default"), [HELD_OUT], film)

@@ -11,19 +11,16 @@ reads orders from stdin and writes what came of them to stdout, pickled:
 The simulation is the one that the policy was trained in (`mmsdk.vla.envs.metaworld_stage`), seen by one more camera, that of the page.
 """
 
-import os
-import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from mmsdk.apps.web.orders import HORIZON, LIMIT, Planned, Seen
 from mmsdk.vla.envs.metaworld_canvas import camera
-from mmsdk.vla.envs.metaworld_stage import Stage
+from mmsdk.vla.envs.metaworld_stage import Stage, answer, outlet, tell
 
 __all__ = ["Arena", "main"]
 
@@ -71,29 +68,12 @@ class Arena:
 
 
 def main(words: Sequence[str]) -> None:
-    """Answer orders until there are none. What libraries print goes to stderr."""
+    """Tell how it begins, then answer orders until there are none."""
     task, seed, size = words
-    told = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    arena = Arena(task, int(seed), int(size))
-    orders: dict[str, Callable[..., Seen | Planned]] = {
-        "act": arena.act,
-        "plan": arena.plan,
-        "look": arena.look,
-        "begin": arena.begin,
-    }
-    _tell(told, arena.begin())
-    try:
-        while True:
-            name, *given = pickle.load(sys.stdin.buffer)
-            _tell(told, orders[name](*given))
-    except (EOFError, BrokenPipeError):
-        arena.close()
-
-
-def _tell(out: BinaryIO, what: Seen | Planned) -> None:
-    pickle.dump(what, out)
-    out.flush()
+    told, arena = outlet(), Arena(task, int(seed), int(size))
+    tell(told, arena.begin())
+    answer({"act": arena.act, "plan": arena.plan, "look": arena.look, "begin": arena.begin}, told)
+    arena.close()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from mmsdk.apps.robots.episodes import HELD_OUT
 from mmsdk.apps.web import markup
 from mmsdk.apps.web.arm import Arm, Expert
 from mmsdk.apps.web.belt import BeltHand, Script
@@ -22,6 +23,7 @@ from mmsdk.vla.types import Policy
 __all__ = ["RobotTab", "tab", "watched"]
 
 BELT = {"belt": "pick what comes by", "cue": "remember the lamp's colour"}
+FIRST = "drawer-open-v3"
 EVERY = 0.1  # seconds between two looks
 SLOWEST = 800  # ms of thinking
 TOGETHER = 2  # simulations at one time: each is a process with a renderer of its own
@@ -57,6 +59,12 @@ class RobotTab:
         arms = [] if self.lacks else [(f"Arm · {told[0]}", task) for task, told in TASKS.items()]
         return arms + [(f"Belt · {told}", task) for task, told in BELT.items()]
 
+    @property
+    def first(self) -> str:
+        """The task that the page opens on: one that the policy that ships is good at, where it can be run here."""
+        tasks = [task for _, task in self.tasks]
+        return FIRST if FIRST in tasks else tasks[0]
+
     def drivers(self, task: str) -> list[tuple[str, str]]:
         """Who can drive it, with their names on the page."""
         return [(told, driver) for driver, told in DRIVERS.items() if task not in BELT or driver == "script"]
@@ -77,13 +85,14 @@ class RobotTab:
             raise InputError(f"there is no {task!r} here; choose one of the list", item="task")
         if driver not in [value for _, value in self.drivers(task)]:
             raise InputError(f"there is no {driver!r} for {task}; choose one of the list", item="policy")
-        if not 0 <= thinking <= SLOWEST:
-            raise InputError(f"{thinking:g} ms, expected from 0 to {SLOWEST}", item="thinking")
+        if not isinstance(thinking, (int, float)) or not 0 <= thinking <= SLOWEST:
+            raise InputError(f"{thinking!r} ms, expected from 0 to {SLOWEST}", item="thinking")
         for other in before:
             other.end()
         if task in TASKS and not self.places.acquire(timeout=1.0):
             raise InputError(f"{TOGETHER} simulations run already, for other visitors; try again soon, or the belt", item="task")
         try:
+            yield gr.skip(), markup.status("setting up the robot, and warming up the policy", busy=True), NOBODY
             yield from watched(_run(task, driver, thinking / 1000))
         finally:
             if task in TASKS:
@@ -93,7 +102,7 @@ class RobotTab:
 def tab() -> None:
     """Draw the tab and say what happens in it."""
     here, run = RobotTab(missing()), gr.State(NOBODY)
-    first = here.tasks[0][1]
+    first = here.first
     with gr.Row(elem_classes="mm-split"):
         with gr.Column(scale=4, min_width=300, elem_classes="mm-left"):
             task = gr.Dropdown(here.tasks, value=first, label="Task", elem_id="task")
@@ -116,20 +125,21 @@ def tab() -> None:
 
 def _run(task: str, driver: str, thinking: float) -> Run:
     seed = int(time.time())
-    if task in TASKS:
-        # what the policy was never trained on begins at 10,000
-        arm = Arm(task, 10_000 + seed % 10_000)
-        policy: Policy = Expert(arm) if driver == "script" else default_policy()
-        return Run(arm, Pondering(policy, thinking))
-    hand = BeltHand(task == "cue", seed)
-    return Run(hand, Pondering(Script(hand), thinking))
+    if task in BELT:
+        hand = BeltHand(task == "cue", seed)
+        return Run(hand, Pondering(Script(hand), thinking))
+    # whatever may be lacking for the policy is found out before there is a process to end
+    learned = () if driver == "script" else (default_policy(),)
+    arm = Arm(task, HELD_OUT + seed % HELD_OUT)
+    policy: Policy = learned[0] if learned else Expert(arm)
+    return Run(arm, Pondering(policy, thinking))
 
 
 def watched(run: Run) -> Iterator[Outputs]:
     """What the page shows of a run, from its beginning on. Raises what ended it, where that was an error."""
     run.start()
     try:
-        yield gr.skip(), markup.status("setting up the robot, and warming up the policy", busy=True), (run,)
+        yield gr.skip(), gr.skip(), (run,)
         while run.running:
             time.sleep(EVERY)
             view = run.view

@@ -10,7 +10,8 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO
 
 import mujoco
 import numpy as np
@@ -21,7 +22,7 @@ from metaworld.policies import ENV_POLICY_MAP
 from mmsdk.vla.envs.metaworld_canvas import Canvas, camera
 from mmsdk.vla.envs.metaworld_orders import SIDE, Seen
 
-__all__ = ["Stage", "main"]
+__all__ = ["Stage", "answer", "main", "outlet", "tell"]
 
 LIMIT = 480
 """Steps of an episode; Meta-World's own end is at 500."""
@@ -123,11 +124,9 @@ class Stage:
 
 
 def main(words: Sequence[str]) -> None:
-    """Answer orders until there are none. What libraries print goes to stderr."""
+    """Answer orders until there are none."""
     (task,) = words
-    told = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    stage = Stage(task)
+    told, stage = outlet(), Stage(task)
 
     def begin(seed: int) -> Seen:
         stage.begin(seed)
@@ -137,14 +136,31 @@ def main(words: Sequence[str]) -> None:
         stage.act(action)
         return stage.seen(look)
 
-    orders: dict[str, Callable[..., Seen]] = {"begin": begin, "act": act}
+    answer({"begin": begin, "act": act}, told)
+    stage.close()
+
+
+def outlet() -> BinaryIO:
+    """stdout for answers alone: what libraries print goes to stderr from now on."""
+    told = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return told
+
+
+def answer(orders: Mapping[str, Callable[..., object]], told: BinaryIO) -> None:
+    """Carry out what stdin orders by name, and tell what came of it, until there are no more orders or nobody listens."""
     try:
         while True:
             name, *given = pickle.load(sys.stdin.buffer)
-            pickle.dump(orders[name](*given), told)
-            told.flush()
+            tell(told, orders[name](*given))
     except (EOFError, BrokenPipeError):
-        stage.close()
+        return
+
+
+def tell(told: BinaryIO, what: object) -> None:
+    """Say one thing, at once."""
+    pickle.dump(what, told)
+    told.flush()
 
 
 if __name__ == "__main__":
