@@ -61,3 +61,9 @@ def test_the_parity_is_the_committed_one() -> None:
     (real,) = (row for row in rows("parity") if row["model"] == "SmolLM2-135M-Instruct float32")
     assert f"largest difference of a logit | {float(real['max_abs_logit_diff']):.5f} |" in README
     assert real["greedy_match"] == 1.0 and f"all {real['tokens']:,}" in README
+
+
+def test_the_times_of_a_second_question_are_the_committed_ones() -> None:
+    took = {(row["media"], row["asked"]): f"{float(row['total_ms']):,.0f}" for row in rows("followup")}
+    told = "; ".join(f"{took[media, 'paged first']}, {took[media, 'paged again']}" for media in ("image", "clip"))
+    assert f"| {told} | `mmsdk bench followup --committed` |" in README
