@@ -4,16 +4,14 @@ import argparse
 import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from mmsdk.answer import Answer
-from mmsdk.errors import InputError
+from mmsdk.apps.beforehand import check_named, text_in
 from mmsdk.generate.config import EarlyStopping, GenerationConfig
 from mmsdk.generate.constrain import Constraint
 from mmsdk.generate.logprobs import Likely, Said
 from mmsdk.models.types import Tokenizer
 from mmsdk.vision.intake import ANIMATED, check
-from mmsdk.vision.values import cause
 
 __all__ = ["Form", "as_json", "check_shown", "config_of", "form_of", "tell_notes"]
 
@@ -32,7 +30,8 @@ class Form:
     @staticmethod
     def of(schema: str | None = None, regex: str | None = None, choice: str | None = None) -> "Form":
         """From words: the file of a JSON Schema, a regular expression, choices between commas. Raises InputError for a file not read."""
-        return Form(None if schema is None else _read(schema), regex, None if choice is None else tuple(map(str.strip, choice.split(","))))
+        words = None if choice is None else tuple(map(str.strip, choice.split(",")))
+        return Form(None if schema is None else text_in(schema, "the schema "), regex, words)
 
     @property
     def constraint(self) -> Constraint:
@@ -86,10 +85,7 @@ def as_json(answer: Answer, model: str, tokenizer: Tokenizer) -> dict[str, objec
 
 def check_shown(path: str) -> None:
     """Raises InputError where a word of a command line cannot be a picture or a clip; nothing is fetched from anywhere."""
-    if path.lower().startswith(("http:", "https:")):
-        raise InputError("addresses are not fetched from here; download it first", item=path)
-    if path.lower().startswith("file:"):
-        raise InputError("file: addresses are not followed from here; pass the path itself", item=path)
+    check_named(path)
     check(path)
 
 
@@ -103,10 +99,3 @@ def tell_notes(answer: Answer, moving: str = "in `mmsdk chat`, /video reads them
 
 def _likely(one: Said | Likely, tokenizer: Tokenizer) -> dict[str, object]:
     return {"token": tokenizer.decode([one.id]), "id": one.id, "logprob": one.logprob}
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"the schema cannot be read: {cause(error)}", item=path) from None

@@ -280,7 +280,7 @@ ROBOT = Command(
         Flag("--env", "NAME", "play: the simulated task, metaworld/drawer-open-v3; `robot --env NAME` is `robot play NAME`"),
         Flag("--episodes", "N", "play: so many episodes, none of which was trained on", int, 5),
         Flag("--gif", "FILE", "play: a picture that moves of the first episode"),
-        COMPRESS,
+        _for("play", COMPRESS),
         _for("serve", HOST),
         _for("serve", PORT),
         _for("serve", KEYS),
@@ -363,14 +363,28 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UsageError instead of leaving, and says what is near. `short` is as in `Command`."""
+    """An ArgumentParser that raises UsageError instead of leaving, and says what is near. `short` is as in `Command`.
+
+    Behind one of its `actions`, help shows what can be said to that one.
+    """
 
     short: tuple[str, str] = ("", "")
+    actions: tuple[str, ...] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, where the short form was spelt out."""
         flag, word = self.short
-        return super().parse_known_args(_spelt_out(list(args), flag, word) if flag and args else args, namespace)
+        words = _spelt_out(list(args), flag, word) if flag and args else args
+        if words and words[0] in self.actions and not {"-h", "--help"}.isdisjoint(words):
+            self._show_only(words[0])
+        return super().parse_known_args(words, namespace)
+
+    def _show_only(self, word: str) -> None:
+        """Leave out of the help what belongs to other actions, and the word in front of what belongs to this one."""
+        for one in self._actions:
+            owners, colon, about = (one.help or "").partition(": ")
+            if one.option_strings and colon and set(owners.split(", ")) <= set(self.actions):
+                one.help = about if word in owners.split(", ") else argparse.SUPPRESS
 
     def error(self, message: str) -> NoReturn:
         """Raise it."""
@@ -389,6 +403,7 @@ def parser() -> Parser:
         under = commands.add_parser(name, help=command.about, allow_abbrev=False)
         under.usage, under.short = command.usage or None, command.short
         for words in command.words:
+            under.actions = words.said if words.name == "action" else under.actions
             _add_words(under, words)
         for flag in command.flags:
             _add_flag(under, flag)

@@ -1,8 +1,9 @@
 """The command line: what it does with words, hints for typing mistakes, exit codes. What may be said is in `mmsdk.apps.arguments`.
 
-Little more than these two files is imported for help, and they import neither torch nor a command, so help comes at once. Exit codes: 0
-answered, 1 something failed that is not the user's doing, 2 a wrong argument or input, 130 interrupted, 141 nobody reads the output any
-more. With --json, an error is one object on stdout too: {"error": {"type", "message", "item"}}.
+Little more than these two files is imported for help, and they import neither torch nor a command, so help comes at once, and so does what
+`mmsdk.apps.beforehand` finds wrong. Exit codes: 0 answered, 1 something failed that is not the user's doing, 2 a wrong argument or input,
+130 interrupted, 141 nobody reads the output any more. With --json, an error is one object on stdout too: {"error": {"type", "message",
+"item"}}.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mmsdk.apps.arguments import COMMANDS, UsageError, near, parser
+from mmsdk.apps.beforehand import check
 from mmsdk.apps.interrupts import INTERRUPTED, interruptible
 from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         args = _parse(words)
+        check(args)
         command = import_module(f"mmsdk.apps.commands.{args.command}")
         with interruptible():
             code: int = command.run(args)

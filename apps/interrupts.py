@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "interruptible", "leaving_at_once"]
+__all__ = ["INTERRUPTED", "interruptible", "leave", "leaving_at_once"]
 
 INTERRUPTED = 130  # 128 and the number of the signal, as shells count
 
@@ -19,23 +19,24 @@ INTERRUPTED = 130  # 128 and the number of the signal, as shells count
 def leaving_at_once() -> None:
     """From now on Ctrl-C says so on stderr and ends the process; it stays without effect where whoever started mmsdk has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, leave)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Within, Ctrl-C raises KeyboardInterrupt, where it would have ended the process at once."""
-    if signal.getsignal(signal.SIGINT) is not _leave:
+    if signal.getsignal(signal.SIGINT) is not leave:
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, leave)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def leave(number: int, frame: FrameType | None) -> None:
+    """End the process now, as a handler of signals."""
     # nobody may be reading any more
     with suppress(OSError):
         if sys.stderr is not None:

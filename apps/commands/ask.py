@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +10,10 @@ from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Answer
 from mmsdk.apps.adapters import adapted
 from mmsdk.apps.answers import Form, as_json, check_shown, config_of, form_of, tell_notes
+from mmsdk.apps.beforehand import USAGE, split
 from mmsdk.apps.console import busy
 from mmsdk.apps.explain import check_path, draw, save
 from mmsdk.errors import InputError
-from mmsdk.families import NAMED
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.models.language import Blind
@@ -24,14 +23,11 @@ from mmsdk.vision.intake import load
 
 __all__ = ["run"]
 
-USAGE = 'write: mmsdk ask PATH... "question"'
-
 
 def run(args: argparse.Namespace) -> int:
     """Answer the question about the files. What is wrong with the words is told before the model is loaded, which takes seconds."""
-    paths, question = _split(args.words)
-    if not paths and args.model in NAMED:
-        raise _unseen(question)
+    paths, question = split(args.words, args.model)
+    Prompt.of((), question)
     form = form_of(args)
     config = config_of(args, form)
     if args.n < 1:
@@ -50,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
         worn = adapted(pipe, args.adapter)
     if not paths and not isinstance(pipe.vlm.encoder, Blind):
-        raise _unseen(question)
+        raise InputError(f"no picture or clip was named; {USAGE}", item=question)
     # said below, with the other notes
     warnings.simplefilter("ignore", LegibilityWarning)
     if args.n > 1:
@@ -66,22 +62,6 @@ def run(args: argparse.Namespace) -> int:
     elif args.n > 1:
         print("\n\n".join(answers))
     return 0
-
-
-def _split(words: list[str]) -> tuple[list[str], str]:
-    *paths, question = words
-    if os.path.isfile(question):
-        raise InputError(f"the last argument is the question, and this is a file; {USAGE}", item=question)
-    Prompt.of((), question)
-    for path in paths:
-        if not path.lower().startswith(("data:", "file:", "http:", "https:")) and not os.path.exists(path):
-            raise InputError(f"there is no such file; the question comes last, as one word in quotes; {USAGE}", item=path)
-    return paths, question
-
-
-def _unseen(question: str) -> InputError:
-    """Of a model that sees, which is asked about something."""
-    return InputError(f"no picture or clip was named; {USAGE}", item=question)
 
 
 def _one(pipe: Pipeline, paths: list[str], question: str, config: GenerationConfig, worn: AdapterSpec, whole: bool) -> Answer:

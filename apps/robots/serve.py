@@ -9,12 +9,11 @@ import asyncio
 import json
 import logging
 import signal
-from pathlib import Path
 from types import FrameType
 
+from mmsdk.apps.beforehand import text_in
 from mmsdk.apps.loading import made
 from mmsdk.errors import InputError
-from mmsdk.vision.values import cause
 from mmsdk.vla.wire.server import Counts, PolicyServer
 from mmsdk.vla.wire.service import Service
 
@@ -63,10 +62,7 @@ def _tell_end(counts: Counts, as_json: bool) -> None:
 
 
 def _key(path: str) -> str:
-    try:
-        key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", item=path) from None
+    key = text_in(path).strip()
     if not key:
         raise InputError("it is empty", item=path)
     return key

@@ -31,6 +31,7 @@ T = TypeVar("T")
 LEFT = 499  # what servers count a request as whose client left
 FAILED = 500  # what nobody foresaw
 PATIENCE = 5.0  # seconds for the last event of a stream to go out
+ENDING = 1.0  # and for that of one that the server's end cuts off
 
 
 async def complete(service: Service, http: Request, tenant: str) -> Response:
@@ -62,19 +63,20 @@ async def complete(service: Service, http: Request, tenant: str) -> Response:
 class _Stream(StreamingResponse):
     """Events as they come. Starlette stops it when the client leaves; what it holds is given back either way.
 
-    A client that does not read is cut off some seconds after `until`, by the clock of the event loop.
+    A client that does not read is cut off some seconds after `until`, by the clock of the event loop, or after the end of the server.
     """
 
-    def __init__(self, pieces: AsyncIterator[bytes], until: float) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], until: float, service: Service) -> None:
         # for proxies, which might keep pieces until there are many
         super().__init__(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.held = ExitStack()
-        self._until = until
+        self._until, self._service = until, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.held, suppress(TimeoutError):
-            async with asyncio.timeout_at(self._until + PATIENCE):
-                await super().__call__(scope, receive, send)
+            async with asyncio.timeout_at(self._until + PATIENCE) as limit:
+                with self._service.until_cut(limit, ENDING):
+                    await super().__call__(scope, receive, send)
 
 
 class _Call:
@@ -86,12 +88,15 @@ class _Call:
         self._counted = False
 
     async def in_time(self, work: Awaitable[T], status: int, told: str, within: float = LONGEST) -> T:
-        """What `work` gives. Raises RefusedError, with this status, where the request's time is over before."""
+        """What `work` gives. Raises RefusedError where the request's time is over before, with this status, or the server is."""
         seconds = min(self._service.settings.seconds, within)
         try:
-            async with asyncio.timeout_at(self._began + seconds):
-                return await work
+            async with asyncio.timeout_at(self._began + seconds) as limit:
+                with self._service.until_cut(limit):
+                    return await work
         except TimeoutError:
+            if self._service.over:
+                raise RefusedError(503, f"the server ended: the request {told}", "unavailable", retry=5) from None
             raise RefusedError(status, f"the request {told} within {seconds:g} s", "timeout") from None
 
     async def answer(self, body: bytes) -> Response:
@@ -113,7 +118,7 @@ class _Call:
         if request.stream:
             self._held.push(self._over)
             usage = request.stream_options is not None and request.stream_options.include_usage
-            return _Stream(self._pieces(reply, first, events, usage), self._began + service.settings.seconds)
+            return _Stream(self._pieces(reply, first, events, usage), self._began + service.settings.seconds, service)
         said: list[list[Event]] = [[] for _ in wanted.configs]
         said[first[0]].append(first[1])
         async for one in events:

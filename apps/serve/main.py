@@ -1,6 +1,6 @@
 """`mmsdk serve`: load a model and serve it until Ctrl-C or SIGTERM.
 
-With --json one object is printed when the server is ready. A second signal does not wait for what runs.
+With --json one object is printed when the server is ready. A second signal does not wait for what runs, a third for nothing at all.
 """
 
 import argparse
@@ -9,25 +9,28 @@ import json
 import logging
 import signal
 import socket
+import sys
 import warnings
-from pathlib import Path
 from types import FrameType
 
 from mmsdk.apps.adapters import adapted
+from mmsdk.apps.beforehand import keys_in, listening
 from mmsdk.apps.console import busy
-from mmsdk.apps.serve.server import listening, serve
+from mmsdk.apps.interrupts import leave
+from mmsdk.apps.serve.server import serve
 from mmsdk.apps.serve.service import Service
 from mmsdk.apps.serve.settings import Settings
-from mmsdk.errors import InputError
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.pipeline import pipeline
-from mmsdk.vision.values import cause
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted: 0 where the server came to its end in order. Wrong flags are told before a model is loaded."""
+    """Serve until interrupted: 0 where the server came to its end in order. Wrong flags are told before a model is loaded.
+
+    Raises KeyboardInterrupt where a second signal cut off what ran.
+    """
     settings = Settings(
         rows=args.rows,
         waiting=args.waiting,
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         pool=args.pool,
         hosts=tuple(args.allow_host),
         networks=tuple(args.allow_network),
-        keys=_keys(args.api_key_file) if args.api_key_file else (),
+        keys=keys_in(args.api_key_file) if args.api_key_file else (),
         origins=tuple(args.allow_origin),
     )
     with listening(args.host, args.port) as door:
@@ -59,23 +62,34 @@ def run(args: argparse.Namespace) -> int:
         logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
         # it is said once a picture, and nobody of those who ask reads it here
         warnings.simplefilter("ignore", LegibilityWarning)
-        asyncio.run(_until_signalled(service, door, args.json))
+        if asyncio.run(_until_signalled(service, door, args.json)) > 1:
+            raise KeyboardInterrupt
     return 0
 
 
-async def _until_signalled(service: Service, door: socket.socket, as_json: bool) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+async def _until_signalled(service: Service, door: socket.socket, as_json: bool) -> int:
+    """Serve until the first signal and what ran then is answered, or cut off by a second one; how many signals came."""
+    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+    came = 0
+
+    def end() -> None:
+        stop.set()
+        _tell_end(service)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.default_int_handler)
-        loop.call_soon_threadsafe(stop.set)
+        nonlocal came
+        came += 1
+        if came > 2:
+            leave(number, frame)
+        loop.call_soon_threadsafe(end if came == 1 else hurry.set)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        await serve(service, door, stop, lambda url: _tell_ready(url, service.name, as_json))
+        await serve(service, door, stop, lambda url: _tell_ready(url, service.name, as_json), hurry)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return came
 
 
 def _tell_ready(url: str, name: str, as_json: bool) -> None:
@@ -83,12 +97,9 @@ def _tell_ready(url: str, name: str, as_json: bool) -> None:
     print(told, flush=True)
 
 
-def _keys(path: str) -> tuple[str, ...]:
-    """The keys in a file, one a line."""
-    try:
-        keys = tuple(Path(path).read_text(encoding="utf-8").split())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {cause(error)}", item=path) from None
-    if not keys:
-        raise InputError("it is empty; write a key on each line", item=path)
-    return keys
+def _tell_end(service: Service) -> None:
+    """Say what the end waits for, if it does."""
+    count, grace = service.open, service.settings.grace
+    if count and grace and sys.stderr is not None:
+        answers = f"{count} open answer{'s' if count > 1 else ''}"
+        print(f"mmsdk: {answers} may take up to {grace:g} s; Ctrl-C again ends at once", file=sys.stderr, flush=True)

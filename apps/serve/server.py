@@ -10,38 +10,32 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mmsdk.apps.beforehand import listening
 from mmsdk.apps.serve.app import build
 from mmsdk.apps.serve.service import Service
-from mmsdk.errors import InputError
-from mmsdk.vision.values import cause
 
-__all__ = ["listening", "serve", "serving"]
+__all__ = ["serve", "serving"]
 
 HEAD = 10.0  # seconds for the head of a request to come in
+LAST = 2.0  # seconds for the last words to those who are cut off
 
 Started = tuple[asyncio.AbstractEventLoop, asyncio.Event, str]
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises InputError where that cannot be had."""
-    if not 0 <= port < 2**16:
-        raise InputError(f"{port} is no port; there are 0 (any free one) to 65535", item="port")
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise InputError(f"cannot listen there: {cause(error)}", item=f"{host}:{port}") from None
+async def serve(
+    service: Service, door: socket.socket, stop: asyncio.Event, ready: Callable[[str], None], hurry: asyncio.Event | None = None
+) -> None:
+    """Serve until `stop` is set; `ready` is given the address. What runs then has the settings' `grace` to finish, or until `hurry` is set.
 
-
-async def serve(service: Service, door: socket.socket, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
-    """Serve until `stop` is set; `ready` is given the address. What runs then has the settings' `grace` to finish.
-
-    Raises what the engine raised, where it broke: all who waited were told.
+    Who has no answer by then is told so. Raises what the engine raised, where it broke: all who waited were told.
     """
-    grace = math.ceil(service.settings.grace)
+    # uvicorn's own patience is longer than ours: whom it cuts off it tells nothing
+    patience = math.ceil(service.settings.grace + 2 * LAST)
     config = uvicorn.Config(
         build(service),
         http=_Hurried,
@@ -50,21 +44,33 @@ async def serve(service: Service, door: socket.socket, stop: asyncio.Event, read
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=grace,
+        timeout_graceful_shutdown=patience,
     )
     server = _Server(config, partial(ready, _address(door)))
     with service.engine:
-        running, stopping = asyncio.create_task(server.serve([door])), asyncio.create_task(stop.wait())
-        await asyncio.wait((running, stopping, asyncio.wrap_future(service.engine.ended)), return_when=asyncio.FIRST_COMPLETED)
+        running = asyncio.create_task(server.serve([door]))
+        await _first(stop, running, asyncio.wrap_future(service.engine.ended))
         service.ending = server.should_exit = True
+        await _first(hurry or asyncio.Event(), running, within=service.settings.grace)
+        service.cut()
+        await asyncio.wait((running,), timeout=LAST)
+        # whoever does not read keeps nobody here
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
         await running
-        stopping.cancel()
-        # who was cut off by the end of the grace gives back what it held
+        # who was cut off gives back what it held
         while service.open:
             await asyncio.sleep(0.01)
         service.loaders.close()
         service.forms.close()
     service.engine.ended.result()
+
+
+async def _first(event: asyncio.Event, *others: asyncio.Future[Any], within: float | None = None) -> None:
+    """Wait for an event, for what else may come first, and for so many seconds at most."""
+    waiting: asyncio.Future[Any] = asyncio.create_task(event.wait())
+    await asyncio.wait((*others, waiting), timeout=within, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
 
 
 class _Server(uvicorn.Server):

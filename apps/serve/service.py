@@ -1,5 +1,6 @@
 """One server's parts and its state: the model, the bounds, the engine's thread, what is counted, and whether anybody is still let in."""
 
+import asyncio
 import hmac
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ class Service:
         self.metrics = Metrics(lambda: self.open, lambda: self.engine.held)
         self.created = int(time())
         self.ending = False
+        self.over = False
+        self._limits = dict[asyncio.Timeout, float]()
         self._seated = Counter[str]()
         self._keys = [(sha256(key.encode()).digest(), sha256(key.encode()).hexdigest()[:16]) for key in settings.keys]
 
@@ -46,6 +49,29 @@ class Service:
     def open(self) -> int:
         """Requests that are read, wait or are answered."""
         return self._seated.total()
+
+    @contextmanager
+    def until_cut(self, limit: asyncio.Timeout, patience: float = 0.0) -> Iterator[None]:
+        """Let a limit that has been entered come when the server cuts off what runs, or so many seconds later, if it is not over before."""
+        self._limits[limit] = patience
+        if self.over:
+            self._hurry(limit)
+        try:
+            yield
+        finally:
+            del self._limits[limit]
+
+    def cut(self) -> None:
+        """Cut off what runs: whoever waits is told so. Called in the event loop, when the server ends."""
+        self.over = True
+        for limit in self._limits:
+            self._hurry(limit)
+
+    def _hurry(self, limit: asyncio.Timeout) -> None:
+        end = asyncio.get_running_loop().time() + self._limits[limit]
+        until = limit.when()
+        if not limit.expired() and (until is None or until > end):
+            limit.reschedule(end)
 
     @contextmanager
     def seat(self, tenant: str) -> Iterator[None]:
@@ -98,10 +124,20 @@ class Service:
         # digests are of one length, and all are compared: how long it takes tells nothing
         known = [tenant for key, tenant in self._keys if hmac.compare_digest(digest, key)]
         if scheme.lower() != "bearer" or not known:
-            raise RefusedError(401, "this server wants a key: Authorization: Bearer ...", "invalid_api_key")
+            raise RefusedError(401, _unknown(authorizations), "invalid_api_key")
         return known[0]
 
 
 def _public(name: str) -> str:
     """What clients may hear of a model: of a folder its last name, and nothing of where it lies."""
     return Path(name).name if Path(name).is_dir() else name
+
+
+def _unknown(authorizations: Sequence[str]) -> str:
+    """What is said to who brings no key of this server's; nothing of the key, which may be right elsewhere."""
+    if len(authorizations) > 1:
+        return "two keys were brought; bring one: Authorization: Bearer ..."
+    scheme, _, brought = (authorizations[0] if authorizations else "").partition(" ")
+    if scheme.lower() == "bearer" and brought.strip():
+        return "the key that was brought is not one of this server's; whoever runs it has them (--api-key-file)"
+    return "this server wants a key: Authorization: Bearer ..."

@@ -12,7 +12,8 @@ LONGEST = 86_400.0
 INSTEAD = "send what is there as a data: URI"
 WAYS = Ways(
     host=f"{INSTEAD}, or start the server with --allow-host HOST",
-    network=f"{INSTEAD} (of private networks the server reaches those of --allow-network)",
+    network=f"{INSTEAD}, or start the server with --allow-host HOST --allow-network ADDRESS",
+    between=" --allow-network ",
     redirect="send the address that it leads to",
     slow=INSTEAD,
 )

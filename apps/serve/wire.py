@@ -5,10 +5,11 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from mmsdk.apps.serve.refusal import RefusedError
 from mmsdk.plugins import near
+from mmsdk.vision.values import shown
 
 __all__ = [
     "Address",
@@ -160,6 +161,33 @@ ABSENT: Mapping[str, Sequence[object]] = MappingProxyType(
 )
 
 
+# What pydantic finds wrong, by its own names for that, and what we say of it.
+_PLAIN: Mapping[str, str] = MappingProxyType(
+    {
+        "missing": "it is missing",
+        "too_short": "it is empty; at least one is expected",
+        "union_tag_invalid": "nothing of the type {tag!r} is taken here; there are {expected_tags}",
+        "union_tag_not_found": "it does not say of which type it is; there are 'text', 'image_url', 'video_url'",
+        "none_required": "it is not supported; leave it out",
+        "string_unicode": "it is no Unicode",
+    }
+)
+_WANTED: Mapping[str, str] = MappingProxyType(
+    {
+        "literal_error": "{expected}",
+        "string_type": "a string",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "list_type": "a list",
+        "dict_type": "an object",
+        "model_type": "an object",
+        "model_attributes_type": "an object",
+    }
+)
+
+
 def parsed(body: bytes) -> ChatRequest:
     """The request in a body. Raises RefusedError, naming the item, for no JSON, another shape, or what is not supported."""
     try:
@@ -174,10 +202,22 @@ def parsed(body: bytes) -> ChatRequest:
         return ChatRequest.model_validate({name: part for name, part in value.items() if name not in ABSENT})
     except ValidationError as error:
         # of a union each kind tells what it lacks: the one that was got furthest into is the one that was meant
-        first = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
+        errors = error.errors(include_url=False)
+        first = max(errors, key=lambda one: len(one["loc"]))
         place = _place(first["loc"], value)
-        told = _unknown(first["loc"]) if first["type"] == "extra_forbidden" else first["msg"]
-        raise RefusedError(400, f"{place}: {told}", first["type"], place) from None
+        same = [one for one in errors if len(one["loc"]) == len(first["loc"]) and _place(one["loc"], value) == place]
+        raise RefusedError(400, f"{place}: {_told(first, same)}", first["type"], place) from None
+
+
+def _told(first: ErrorDetails, same: Sequence[ErrorDetails]) -> str:
+    """What is wrong at a place, in our words; `same` are all kinds of value that might have stood there and do not."""
+    if first["type"] == "extra_forbidden":
+        return _unknown(first["loc"])
+    if first["type"] in _PLAIN:
+        return _PLAIN[first["type"]].format(**first.get("ctx", {}))
+    wanted = [_WANTED[one["type"]].format(**one.get("ctx", {})) for one in same if one["type"] in _WANTED]
+    # whatever else pydantic finds, it says in its own words
+    return f"it is {shown(first['input'])}, expected {' or '.join(dict.fromkeys(wanted))}" if wanted else first["msg"]
 
 
 def _unknown(steps: Sequence[int | str]) -> str:

@@ -1,6 +1,7 @@
 """The command line as data and as argparse sees it: every command has --json, and a flag means one thing wherever it stands."""
 
 import argparse
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import get_args
@@ -65,6 +66,27 @@ def test_a_flag_means_one_thing_wherever_it_stands(name: str) -> None:
 
 TOLD = {"play", "serve", "record", "record, export", "export", "replay", "run", "simulate"}
 """What may stand before the words: the actions of a command that a flag belongs to."""
+
+
+def test_behind_an_action_help_shows_what_can_be_said_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {
+        "play": {"--env", "--episodes", "--gif", "--compress"},
+        "serve": {"--host", "--port", "--api-key-file"},
+        "record": {"--out", "--ticks"},
+        "replay": {"--session", "--ask"},
+        "export": {"--out", "--pictures"},
+    }
+    for action, wanted in own.items():
+        with pytest.raises(SystemExit, match="0"):
+            parser().parse_args(["robot", action, "--help"])
+        shown = capsys.readouterr().out
+        found = {word for word in re.findall(r"^  (--[a-z-]+)", shown, re.M) if word != "--json"}
+        assert found == wanted and f"{action}: --" not in shown and "--json" in shown
+        assert all(name not in shown.partition("options:")[0] for name in set().union(*own.values()) - wanted)
+    with pytest.raises(SystemExit, match="0"):
+        parser().parse_args(["robot", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in set().union(*own.values())) and "serve: the port" in shown
 
 
 def test_models_are_named_alike() -> None:

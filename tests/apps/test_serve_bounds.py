@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import PIL.Image
 import pytest
 import torch
 
-from mmsdk.apps.serve import server as serving
+from mmsdk.apps.beforehand import listening
 from mmsdk.apps.serve.refusal import RefusedError
 from mmsdk.apps.serve.service import Service
 from mmsdk.apps.serve.settings import Settings
@@ -90,7 +91,7 @@ def test_cs_13_addresses_are_fetched_from_allowed_hosts_alone(small: Mini, serve
             open_one.ask(shown(f"{pictures}/elsewhere"), "What is it?")
     assert answer.choices[0].message.content == pipe([png(0)], "What is it?", max_tokens=8)
     host, way = pictures.removeprefix("http://"), "send what is there as a data: URI, or start the server with"
-    with pytest.raises(openai.BadRequestError, match=f"{host} is not among the hosts .*; {way} --allow-host {host}"):
+    with pytest.raises(openai.BadRequestError, match=f"{host} is not among the hosts .*; {way} --allow-host {host} --allow-network 127"):
         server.ask(shown(f"{pictures}/a.png"), "What is it?")
     for path in (str(CLIP), CLIP.as_uri(), "ftp://example.org/a.png", ""):
         with pytest.raises(openai.BadRequestError, match="a data: URI or an http") as refused:
@@ -98,8 +99,23 @@ def test_cs_13_addresses_are_fetched_from_allowed_hosts_alone(small: Mini, serve
         assert refused.value.param == "messages[0].content[0]"
 
 
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_what_is_advised_about_an_address_lets_it_be_fetched(small: Mini, door: Doors, pictures: str, name: str) -> None:
+    """Also where its host is allowed already."""
+    address = pictures.replace("127.0.0.1", name) + "/a.png"
+    for hosts in ((), ("*", f"{name}:{pictures.rpartition(':')[2]}")):
+        with door(Service(Pipeline(small), Settings(hosts=hosts))) as server, pytest.raises(openai.BadRequestError) as refused:
+            server.ask(shown(address), "What is it?")
+        words = re.findall(r"--allow-(host|network) ([^\s'\"]+)", refused.value.message.partition("; ")[2])
+        advised = [tuple(dict.fromkeys(value for kind, value in words if kind == wanted)) for wanted in ("host", "network")]
+        with door(Service(Pipeline(small), Settings(hosts=advised[0], networks=advised[1]))) as server:
+            assert server.ask(shown(address), "What is it?", max_tokens=1).choices
+
+
 def test_in_10_what_is_wrong_with_a_picture_is_told_with_its_place(server: Any) -> None:
     """Also IN-14: pixels are counted before they are decoded, over all pictures of a request."""
+    with pytest.raises(openai.BadRequestError, match=r"content\[0\]: data URI: its base64 is damaged: "):
+        server.ask(shown("data:image/png;base64,####"), "Which?")
     for broken in (server.uri(bytes(range(256)) * 4), "data:image/png;base64,####", server.uri(png(0)[:200])):
         with pytest.raises(openai.BadRequestError) as refused:
             server.ask(png(0), shown(broken), png(1), "Which?")
@@ -174,9 +190,31 @@ def test_what_is_wrong_with_a_request_is_told_by_name(server: Any, change: dict[
         ({"tempreature": 1}, "tempreature: there is no such field; did you mean 'temperature'?"),
         ({"xyzzy": 1}, "xyzzy: there is no such field; leave it out"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage: there is no such field; leave it out"),
+        ({"messages": []}, "messages: it is empty; at least one is expected"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content: it is missing"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: it is 5, expected a string or a list"),
+        ({"messages": said(5)}, "messages[0].content[0]: it is 5, expected an object"),
+        (
+            {"messages": said({"type": "input_audio"})},
+            "messages[0].content[0]: nothing of the type 'input_audio' is taken here; there are 'text', 'image_url', 'video_url'",
+        ),
+        ({"messages": said({})}, "messages[0].content[0]: it does not say of which type it is; there are 'text', 'image_url', 'video_url'"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].role: it is 'tool', expected 'system', 'developer', 'user' or 'assistant'",
+        ),
+        ({"model": 5}, "model: it is 5, expected a string"),
+        ({"temperature": "hot"}, "temperature: it is 'hot', expected a number"),
+        ({"max_tokens": 2.5}, "max_tokens: it is 2.5, expected a whole number"),
+        ({"stream": "yes"}, "stream: it is 'yes', expected true or false"),
+        ({"stop": 5}, "stop: it is 5, expected a string or a list"),
+        ({"stop": [5]}, "stop[0]: it is 5, expected a string"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls: it is not supported; leave it out"),
+        ({"response_format": "json"}, "response_format: it is 'json', expected an object"),
+        ({"metadata": {"a": 1}}, "metadata.a: it is 1, expected a string"),
     ],
 )
-def test_a_field_that_nobody_knows_is_told_what_is_near(change: dict[str, Any], told: str) -> None:
+def test_what_is_wrong_with_a_field_is_told_in_plain_words(change: dict[str, Any], told: str) -> None:
     with pytest.raises(RefusedError) as refused:
         parsed(json.dumps(GOOD | change).encode())
     assert str(refused.value) == told
@@ -237,6 +275,6 @@ def test_settings_and_doors_that_cannot_be(small: Mini, door: Doors) -> None:
         with pytest.raises(InputError):
             Settings(**wrong)  # type: ignore[arg-type]  # one of them each time
     with door(Service(Pipeline(small), Settings())) as server, pytest.raises(InputError, match="cannot listen there"):
-        serving.listening("127.0.0.1", int(server.netloc.split(":")[1]))
+        listening("127.0.0.1", int(server.netloc.split(":")[1]))
     with pytest.raises(InputError, match="70000 is no port"):
-        serving.listening("127.0.0.1", 70_000)
+        listening("127.0.0.1", 70_000)

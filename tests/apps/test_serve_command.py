@@ -44,6 +44,33 @@ def test_sigterm_lets_an_answer_of_mini_go_out_and_ends_with_0(mini_bundle: Bund
     assert 0 < usage.model_extra["visual_tokens_kept"] < usage.model_extra["visual_tokens"]
 
 
+@pytest.mark.parametrize(("grace", "code"), [("0.5", 0), ("600", 130)])
+def test_ctrl_c_tells_whom_it_waits_for_and_whoever_is_cut_off_is_told(mini_bundle: Bundle, grace: str, code: int) -> None:
+    """No traceback, at the end of the grace and by a second Ctrl-C."""
+    command = [sys.executable, "-m", "mmsdk.apps.entry", "serve", "--port", "0", "--grace", grace, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            url = json.loads(process.stdout.readline())["url"]
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+                said: list[Any] = [{"role": "user", "content": "Say on and on."}]
+                form = {"guided_regex": "[a-z ]{4000}"}
+                stream = client.chat.completions.create(model="mini", messages=said, max_tokens=1000, stream=True, extra_body=form)
+                pieces = iter(stream)
+                next(pieces)
+                process.send_signal(signal.SIGINT)
+                assert process.stderr.readline() == f"mmsdk: 1 open answer may take up to {grace} s; Ctrl-C again ends at once\n"
+                if code:
+                    process.send_signal(signal.SIGINT)
+                with pytest.raises(openai.APIError, match="the server ended: the request was not answered to its end"):
+                    list(pieces)
+            rest = process.stderr.read()
+            process.wait(60)
+        finally:
+            process.kill()
+    assert process.returncode == code and rest == ("\ninterrupted\n" if code else "")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,12 @@ def test_keys_are_wanted_and_those_of_one_share_nothing_with_another(small: Mini
     words = "Is there anything that can be told of it, and if so, what would that be? " * 3
     with door(Service(Pipeline(small), Settings(keys=("one", "two")))) as server:
         for key in ("three", "on", "one two"):
-            with pytest.raises(openai.AuthenticationError), server.client(key) as asking:
+            told = pytest.raises(openai.AuthenticationError, match="the key that was brought is not one of this server's")
+            with told, server.client(key) as asking:
                 asking.models.list()
+        for header in ({}, {"Authorization": "Basic one"}, {"Authorization": "Bearer "}):
+            status, error = server.raw(b"{}", **header)
+            assert (status, error["message"]) == (401, "this server wants a key: Authorization: Bearer ...")
         usages = [server.ask(words, key=key, max_tokens=1).usage for key in ("one", "one", "two")]
         cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
         connection = http.client.HTTPConnection(server.netloc)
@@ -225,7 +230,22 @@ def test_grace_is_not_for_ever(small: Mini, door: Doors, slow: None) -> None:
         with door(service) as server:
             asked = pool.submit(server.ask, LONG, max_tokens=400)
             assert server.comes("mmsdk_open_requests", 1)
-        assert isinstance(asked.exception(10), openai.APIError)
+        told = asked.exception(10)
+        assert isinstance(told, openai.InternalServerError) and told.status_code == 503
+        assert told.code == "unavailable" and "the server ended: the request was not answered" in str(told)
+    assert service.engine.held == 0 and service.open == 0
+
+
+def test_who_is_still_asking_when_the_grace_ends_is_told(small: Mini, door: Doors) -> None:
+    service = Service(Pipeline(small), Settings(grace=0.2))
+    with ExitStack() as stack:
+        with door(service) as server:
+            host, port = server.netloc.split(":")
+            line = stack.enter_context(closing(socket.create_connection((host, int(port)), timeout=30)))
+            line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            assert server.comes("mmsdk_open_requests", 1)
+        answer = b"".join(iter(partial(line.recv, 4096), b""))
+    assert answer.startswith(b"HTTP/1.1 503") and b"the server ended: the request did not arrive" in answer
     assert service.engine.held == 0 and service.open == 0
 
 

@@ -1,6 +1,7 @@
 """Addresses on the web, against a real server on this machine: what is fetched, what is refused, and where connections go."""
 
 import io
+import re
 import shutil
 import ssl
 import subprocess
@@ -302,6 +303,26 @@ def test_damaged_addresses_are_errors(url: str) -> None:
 def test_hosts_are_named_exactly(entry: str, host: str, port: int, admitted: bool) -> None:
     # hosts arrive in lower case
     assert Access(hosts=(entry,)).admits(host, port) is admitted
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "addresses"),
+    [
+        ("a.example", 443, ["10.0.0.1", "8.8.8.8", "fd00::1"]),
+        ("a.example", 8080, ["::ffff:10.0.0.1"]),
+        ("127.0.0.1", 80, ["127.0.0.1"]),
+        ("::1", 80, ["::1"]),
+        ("::1", 8080, ["::1"]),
+        ("fe80::1", 443, ["fe80::1%eth0"]),
+        ("a.example", 80, []),
+    ],
+)
+def test_what_is_advised_about_a_host_opens_it(host: str, port: int, addresses: list[str]) -> None:
+    """Its words, taken at face value."""
+    said = Access().opening(host, port, addresses)
+    hosts, *networks = (tuple(re.findall(r'"([^"]+)"', part)) for part in re.findall(r"(?:hosts|networks)=\(([^)]*)\)", said))
+    access = Access(hosts, *networks)
+    assert access.admits(host, port) and all(map(access.reaches, addresses))
 
 
 def test_a_picture_from_the_web_equals_the_same_picture_here(port: int) -> None:

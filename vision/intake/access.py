@@ -20,11 +20,12 @@ _CARRIERS = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0
 class Ways:
     """What messages tell to do about what may not be reached: each program has ways of its own; these are Python's.
 
-    "HOST" in them stands for the host that was asked for, "ADDRESS" for where it is.
+    "HOST" in them stands for the host that was asked for, "ADDRESS" for where it is: of several addresses, with `between` between them.
     """
 
     host: str = 'allow it: mmsdk.load(address, access=mmsdk.Access(hosts=("HOST",)))'
     network: str = 'allow its network: mmsdk.Access(hosts=("HOST",), networks=("ADDRESS",))'
+    between: str = '", "'
     redirect: str = "mmsdk.Access(redirects=...) follows more"
     slow: str = "mmsdk.Access(seconds=...) waits longer"
 
@@ -69,15 +70,28 @@ class Access:
 
     def reaches(self, address: str) -> bool:
         """Whether a connection to this address is allowed: it is public, or in one of `networks`."""
-        seen = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
+        seen = _seen(address)
         inside = any(seen in network for network in map(ipaddress.ip_network, self.networks) if network.version == seen.version)
         return inside or (seen.is_global and not seen.is_multicast and seen not in _LOCAL)
+
+    def opening(self, host: str, port: int, addresses: Collection[str]) -> str:
+        """What to do so that this host, which is at these addresses, may be fetched from."""
+        # what is allowed without a port is a name, in which there is no colon
+        named = host if port in PORTS.values() and ":" not in host else f"{host}:{port}"
+        closed = [str(_seen(address)) for address in addresses if not self.reaches(address)]
+        if not closed:
+            return self.ways.host.replace("HOST", named)
+        return self.ways.network.replace("HOST", named).replace("ADDRESS", self.ways.between.join(dict.fromkeys(closed)))
 
 
 def _check_several(name: str, value: object, written: str) -> None:
     # a string would be taken apart into its letters
     if not isinstance(value, Collection) or isinstance(value, str | bytes):
         raise InputError(f'{name} is {shown(value)}, expected a tuple, as in ("{written}",)', item="access")
+
+
+def _seen(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
 
 
 def _unwrapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

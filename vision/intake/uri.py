@@ -24,7 +24,7 @@ def read_data_uri(uri: str, limits: Limits) -> bytes:
     """
     header, comma, body = uri.partition(",")
     if not comma:
-        raise InputError("a data URI has a comma between its type and its data; this has none", item="data URI")
+        raise InputError("a comma is expected between its type and its data; there is none", item="data URI")
     parts = [part.strip().lower() for part in header[len("data:") :].split(";")]
     limits.check_bytes(len(body) * 3 // 4 if "base64" in parts[1:] else len(body.replace("%", "")) // 3, "data URI")
     if "base64" not in parts[1:]:
@@ -46,7 +46,7 @@ def _base64(text: str) -> bytes:
     try:
         return binascii.a2b_base64(digits + "=" * (-len(digits) % 4), strict_mode=True)
     except ValueError as error:
-        raise InputError(f"the base64 of the data URI is damaged: {error}", item="data URI") from None
+        raise InputError(f"its base64 is damaged: {error}", item="data URI") from None
 
 
 def file_path(uri: str, allowed: bool) -> Path:

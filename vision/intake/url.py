@@ -6,6 +6,7 @@ passes the same checks.
 """
 
 import http.client
+import ipaddress
 import socket
 import ssl
 import threading
@@ -43,9 +44,8 @@ def fetch(url: str, access: Access, limits: Limits, resolver: Resolve = resolve)
         item = _shown(url)
         parts, host, port = _parsed(url, item)
         if not access.admits(host, port):
-            named = host if port in PORTS.values() else f"{host}:{port}"
             told = f"{host}:{port} is not among the hosts that may be fetched from"
-            raise InputError(f"{told}; {access.ways.host.replace('HOST', named)}", item=item)
+            raise InputError(f"{told}; {access.opening(host, port, _known(host, port, resolver))}", item=item)
         addresses = _checked(host, port, access, resolver, item)
         answer = _get(parts, host, port, addresses, deadline, limits, item)
         if isinstance(answer, bytes):
@@ -78,6 +78,15 @@ def _parsed(url: str, item: str) -> tuple[SplitResult, str, int]:
     return parts, host, port
 
 
+def _known(host: str, port: int, resolver: Resolve) -> list[str]:
+    """Where a host is that may not be asked about: an address is there itself, and this machine needs no asking."""
+    with suppress(ValueError):
+        return [str(ipaddress.ip_address(host))]
+    with suppress(OSError):
+        return resolver(host, port) if host == "localhost" else []
+    return []
+
+
 def _checked(host: str, port: int, access: Access, resolver: Resolve, item: str) -> list[str]:
     try:
         addresses = list(dict.fromkeys(resolver(host, port)))
@@ -87,8 +96,7 @@ def _checked(host: str, port: int, access: Access, resolver: Resolve, item: str)
         raise InputError(f"the host {host} has no address", item=item)
     for address in addresses:
         if not access.reaches(address):
-            way = access.ways.network.replace("HOST", host).replace("ADDRESS", address.partition("%")[0])
-            raise InputError(f"{host} is at {address}, which is not public; {way}", item=item)
+            raise InputError(f"{host} is at {address}, which is not public; {access.opening(host, port, addresses)}", item=item)
     return addresses
 
 
