@@ -63,7 +63,7 @@ def narrowed(query: Float[Tensor, "b s h e"], weights: Float[Tensor, "b s h"], v
         own = sliced(mask, start, start + step, keys)
         biases.append(_without(own, _best(query[:, part], weights[:, part], keys, own, topk), keys))
     whole = view.gathered() if isinstance(view, PagedView) else view
-    return whole, Bias(torch.cat([one.bias for one in biases], dim=2), torch.cat([one.alive for one in biases], dim=2))
+    return whole, Bias.both(torch.cat([one.bias for one in biases], dim=2), torch.cat([one.alive for one in biases], dim=2))
 
 
 def _keys(view: View) -> Float[Tensor, "b t e"]:
@@ -91,7 +91,7 @@ def _picked(mask: Mask, index: Int[Tensor, "b k"]) -> Mask:
     if not isinstance(mask, Bias):
         return Everything()
     bias = mask.bias.expand(len(index), -1, -1, -1).gather(3, index.clamp_min(0)[:, None, None])
-    return Bias(bias.masked_fill((index < 0)[:, None, None], -torch.inf), mask.alive)
+    return Bias.both(bias.masked_fill((index < 0)[:, None, None], -torch.inf), mask.alive)
 
 
 def _without(mask: Mask, index: Int[Tensor, "b s k"], keys: Float[Tensor, "b t e"]) -> Bias:
@@ -99,4 +99,4 @@ def _without(mask: Mask, index: Int[Tensor, "b s k"], keys: Float[Tensor, "b t e
     assert isinstance(mask, Bias), "of several queries in order, not all see everything"
     # who sees fewer than k entries reads all of these, the first among them or hidden by the mask
     out = keys.new_ones(*index.shape[:2], keys.shape[1], dtype=torch.bool).scatter(2, index.clamp_min(0), False)[:, None]
-    return Bias(mask.bias.masked_fill(out & mask.alive, -torch.inf), mask.alive)
+    return Bias.both(mask.bias.masked_fill(out & mask.alive, -torch.inf), mask.alive)

@@ -4,7 +4,9 @@ A token sees the entries whose position is not after its own; padding sees nothi
 hold no padding and run in order, the mask has no tensor at all, so that an attention may take its fast path.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,21 +44,46 @@ class Band:
 class Bias:
     """Added to the scores: 0 where seen, -inf where not. `alive` tells which queries see anything; the bias of the others is 0.
 
-    That way no softmax meets a row of -inf, whose gradient would be no number. `band`, where known, says the same.
+    That way no softmax meets a row of -inf, whose gradient would be no number. `band`, where known, says the same; who is told of it need
+    not ask for the others, which `made` gives.
     """
 
-    bias: Float[Tensor, "#b 1 s t"]
-    alive: Bool[Tensor, "#b 1 s 1"]
+    made: Callable[[], tuple[Float[Tensor, "#b 1 s t"], Bool[Tensor, "#b 1 s 1"]]]
     band: tuple[Band, ...] = ()
 
+    @property
+    def bias(self) -> Float[Tensor, "#b 1 s t"]:
+        """For every pair."""
+        return self.made()[0]
+
+    @property
+    def alive(self) -> Bool[Tensor, "#b 1 s 1"]:
+        """For every query."""
+        return self.made()[1]
+
     @staticmethod
-    def of(mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"], dtype: torch.dtype, band: tuple[Band, ...] = ()) -> "Bias":
+    def both(bias: Float[Tensor, "#b 1 s t"], alive: Bool[Tensor, "#b 1 s 1"]) -> "Bias":
+        """Of what is there."""
+        return Bias(lambda: (bias, alive))
+
+    @staticmethod
+    def of(mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"], dtype: torch.dtype) -> "Bias":
         """From a mask that is True where seen, or that is added to the scores with -inf where nothing is seen."""
         if mask.dtype == torch.bool:
             alive = mask.any(-1, keepdim=True)
-            return Bias(torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask & alive, -torch.inf), alive, band)
+            return Bias.both(torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask & alive, -torch.inf), alive)
         alive = mask.amax(-1, keepdim=True) > -torch.inf
-        return Bias(mask.masked_fill(~alive, 0).to(dtype), alive)
+        return Bias.both(mask.masked_fill(~alive, 0).to(dtype), alive)
+
+    @staticmethod
+    def beside(band: Band, seen: Callable[[], Bool[Tensor, "#b 1 s t"]], dtype: torch.dtype) -> "Bias":
+        """What a band says, to be made of such a mask when somebody asks, and once."""
+
+        def made() -> tuple[Tensor, Tensor]:
+            found = Bias.of(seen(), dtype)
+            return found.bias, found.alive
+
+        return Bias(cache(made), (band,))
 
 
 Mask = Everything | Causal | Bias
@@ -67,10 +94,10 @@ def sliced(mask: Mask, start: int, stop: int, entries: Float[Tensor, "b t w"]) -
     if isinstance(mask, Everything):
         return mask
     if isinstance(mask, Bias):
-        return Bias(mask.bias[:, :, start:stop], mask.alive[:, :, start:stop])
+        return Bias.both(mask.bias[:, :, start:stop], mask.alive[:, :, start:stop])
     columns = torch.arange(entries.shape[1], device=entries.device)
     late = columns > columns[start:stop, None]
-    return Bias(torch.zeros_like(late, dtype=torch.float32).masked_fill_(late, -torch.inf)[None, None], ~late[None, None, :, :1])
+    return Bias.both(torch.zeros_like(late, dtype=torch.float32).masked_fill_(late, -torch.inf)[None, None], ~late[None, None, :, :1])
 
 
 def side_by_side(view: PagedView, mask: Mask, dtype: torch.dtype) -> tuple[LayerView, Mask]:
@@ -158,31 +185,47 @@ class Masks:
             return Causal()
         # Rows in order all see alike, whatever their positions are.
         rows = slice(0, 1) if view.ordered else slice(None)
-        seen = (view.positions[rows, None, :] <= self._positions[rows, :, None]) & view.valid[rows, None, :]
-        return Bias.of(seen[:, None], self._dtype, self._band(view))
-
-    def _band(self, view: View) -> tuple[Band, ...]:
-        """The band that these positions make, if they do, where a kernel could use it; one question to the device for the whole pass."""
-        queries = self._positions.shape[1]
-        if queries == 1 or self._mass or self._reach or not launchable(view.positions):
-            return ()
-        steps, real = view.positions.diff(dim=1), view.valid
-        # behind a real column only real ones, in order; a window counts columns where it should count positions
-        rising = ((steps == 1) if self._window else (steps > 0)) & real[:, 1:] | ~real[:, :-1]
-        own = view.positions[:, -queries:] == self._positions
-        return (Band(view.positions.shape[1] - view.lengths, self._window),) if bool(rising.all() & own.all()) else ()
+        positions, valid = view.positions[rows, None, :], view.valid[rows, None, :]
+        return self._biased(view, lambda: (positions <= self._positions[rows, :, None]) & valid)
 
     def _bounded(self, view: View) -> Mask:
         """Where more or less is seen than what stands before."""
         last = self._reach[0] if self._reach else self._positions
-        seen = (view.positions[:, None, :] <= last[:, :, None]) & view.valid[:, None, :]
-        if self._window:
-            seen &= view.positions[:, None, :] > self._positions[:, :, None] - self._window
-        bias = Bias.of(seen[:, None], self._dtype, self._band(view))
+        positions, valid = view.positions[:, None, :], view.valid[:, None, :]
+
+        def seen() -> Tensor:
+            found = (positions <= last[:, :, None]) & valid
+            return found & (positions > self._positions[:, :, None] - self._window) if self._window else found
+
+        bias = self._biased(view, seen)
         for mass in self._mass:
             own = mass.gather(1, (view.positions + 1).clamp_max(mass.shape[1] - 1))
-            bias = Bias(bias.bias + own[:, None, None].to(self._dtype), bias.alive)
+            bias = Bias.both(bias.bias + own[:, None, None].to(self._dtype), bias.alive)
         return bias
+
+    def _biased(self, view: View, seen: Callable[[], Bool[Tensor, "#b s t"]]) -> Bias:
+        for band in self._band(view):
+            return Bias.beside(band, lambda: seen()[:, None], self._dtype)
+        return Bias.of(seen()[:, None], self._dtype)
+
+    def _band(self, view: View) -> tuple[Band, ...]:
+        """The band that these positions make, if they do, where a kernel could use it.
+
+        Of rows in order the host knows it, but where a window of positions has to be one of columns. Else the device is asked: once for
+        layers that share their entries, and again in each layer of a memory whose layers hold different ones.
+        """
+        queries, entries = self._positions.shape[1], view.positions.shape[1]
+        if queries == 1 or self._mass or self._reach or not launchable(view.positions):
+            return ()
+        window = self._window if self._window < entries else 0
+        if window or not view.ordered:
+            steps, real = view.positions.diff(dim=1), view.valid
+            # behind a real column only real ones, in order; a window counts columns where it should count positions
+            rising = ((steps == 1) if window else (steps > 0)) & real[:, 1:] | ~real[:, :-1]
+            own = view.positions[:, -queries:] == self._positions
+            if not bool(rising.all() & own.all()):
+                return ()
+        return (Band(entries - view.lengths, window),)
 
 
 def _fitting(bias: Bias, queries: int, entries: int) -> Bias:

@@ -16,15 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmsdk.kernels._triton import launchable
+from mmsdk.attention.launch import launches
 from mmsdk.kernels.ops.paged_decode import paged_decode
 from mmsdk.kv.types import Fronts, PagedView
 
 __all__ = ["over_pages", "readable"]
-
-
-# What the kernel takes: channels of a head, and dtypes.
-_WIDEST, _KINDS = 256, (torch.float32, torch.float16, torch.bfloat16)
 
 
 def readable(query: Float[Tensor, "b h 1 d"], view: PagedView) -> bool:
@@ -37,9 +33,7 @@ def readable(query: Float[Tensor, "b h 1 d"], view: PagedView) -> bool:
 
 
 def _launches(query: Float[Tensor, "b h 1 d"], view: PagedView) -> bool:
-    learns = torch.is_grad_enabled() and query.requires_grad
-    alike = view.keys.dtype == view.values.dtype == query.dtype and view.keys.shape == view.values.shape
-    return launchable(query) and not learns and alike and query.shape[3] <= _WIDEST and query.dtype in _KINDS
+    return view.keys.shape == view.values.shape and launches(query, view.keys, view.values)
 
 
 def over_pages(query: Float[Tensor, "b h 1 d"], view: PagedView) -> Float[Tensor, "b h 1 d"]:

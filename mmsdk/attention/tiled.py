@@ -1,9 +1,10 @@
 """Several new tokens of each row over all that it may see, by a Triton kernel that is told of a band in the place of a mask.
 
 Rows of a batch, padded in front, are sequences to `mmsdk.kernels.ops.flash_prefill`, read where they lie. It skips what a window or the
-future hides, and no score and no mask is written to memory; torch's attention reads a bias for every pair, seen or not.
+future hides, and neither scores nor a mask of pairs are written to memory: the bias that torch's attention reads, for every pair, seen or
+not, is made only where somebody asks for it (`mmsdk.attention.mask.Bias`).
 
-The choice is made by `band_of` and nowhere else: where Triton runs, for bands, without gradients, of which the kernel has none. Rows that
+The choice is made by `band_of` and nowhere else: for bands that kernels take (`mmsdk.attention.launch`). Rows that
 are whole and causal need no bias, and go to torch's own kernel, as do one new token a row, whose bias is a row, and heads wider than 256.
 No GPU has run this yet, so that none of it rests on a measurement.
 """
@@ -12,22 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.attention.launch import launches
 from mmsdk.attention.mask import Band, Bias, Mask
-from mmsdk.kernels._triton import launchable
 from mmsdk.kernels.ops.flash_prefill import flash_prefill
 from mmsdk.kv.types import LayerView
 
 __all__ = ["band_of", "over_band"]
 
-_WIDEST, _KINDS = 256, (torch.float32, torch.float16, torch.bfloat16)
-
 
 def band_of(query: Float[Tensor, "b h s d"], view: LayerView, mask: Mask) -> tuple[Band, ...]:
     """The band to be told of, if the kernel takes these tensors."""
-    inputs = query, view.keys, view.values
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    alike = len({x.dtype for x in inputs}) == 1 and query.dtype in _KINDS and max(x.shape[3] for x in inputs) <= _WIDEST
-    return mask.band if isinstance(mask, Bias) and alike and not learns and launchable(query) and min(view.values.shape) > 0 else ()
+    taken = isinstance(mask, Bias) and min(view.values.shape) > 0 and launches(query, view.keys, view.values)
+    return mask.band if isinstance(mask, Bias) and taken else ()
 
 
 def over_band(query: Float[Tensor, "b h s d"], view: LayerView, band: Band) -> Float[Tensor, "b h s e"]:

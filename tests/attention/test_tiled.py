@@ -9,11 +9,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmsdk.attention.mask import Bias, Masks
 from mmsdk.attention.tiled import band_of
@@ -131,7 +134,7 @@ def test_a_band_is_told_of_where_positions_make_one(
 ) -> None:
     """As where Triton runs."""
     monkeypatch.setattr("mmsdk.attention.mask.launchable", lambda tensor: True)
-    monkeypatch.setattr("mmsdk.attention.tiled.launchable", lambda tensor: True)
+    monkeypatch.setattr("mmsdk.attention.launch.launchable", lambda tensor: True)
     at, x = torch.tensor(positions), torch.randn(2, 1, 5, 8)
     view = LayerView(x, x, at, at >= 0, (at >= 0).sum(1))
     of = partial(Masks, at[:, 2:], torch.float32, None, window=window)
@@ -141,9 +144,55 @@ def test_a_band_is_told_of_where_positions_make_one(
         assert mask.band[0].padding.tolist() == (at < 0).sum(1).tolist() and mask.band[0].window == window
         # no kernel gives a gradient, or takes a head as wide as this
         assert not band_of(query.clone().requires_grad_(), view, mask)
-        assert not band_of(query.new_zeros(2, 1, 3, 300), view, mask)
+        wide = replace(view, keys=torch.zeros(2, 1, 5, 300), values=torch.zeros(2, 1, 5, 300))
+        assert not band_of(query.new_zeros(2, 1, 3, 300), wide, mask)
         reach = of(reach=(at[:, 2:] + 1,)).of(view)
         assert isinstance(reach, Bias) and not reach.band
+
+
+class Pairs(TorchDispatchMode):
+    """Whether something that has an entry for every query and column was made."""
+
+    def __init__(self, s: int, t: int) -> None:
+        super().__init__()
+        self.sizes, self.made = (s, t), False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.made |= isinstance(out, Tensor) and out.shape[-2:] == self.sizes
+        return out
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_of_a_band_no_pairs_are_written_until_somebody_asks(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, x = torch.arange(5).repeat(2, 1), torch.randn(2, 1, 5, 8)
+    at[0] -= 2
+    at[0, :2] = -1
+    view = LayerView(x, x, at, at >= 0, (at >= 0).sum(1))
+    whole = Masks(at[:, 2:], torch.float32, None, window=window).of(view)
+    monkeypatch.setattr("mmsdk.attention.mask.launchable", lambda tensor: True)
+    monkeypatch.setattr("mmsdk.attention.launch.launchable", lambda tensor: True)
+    with Pairs(3, 5) as pairs:
+        mask = Masks(at[:, 2:], torch.float32, None, window=window).of(view)
+        assert isinstance(mask, Bias) and band_of(x[:, :, 2:], view, mask) and not pairs.made
+        assert isinstance(whole, Bias) and torch.equal(mask.bias, whole.bias) and torch.equal(mask.alive, whole.alive) and pairs.made
+    assert mask.bias is mask.bias
+
+
+def test_of_rows_in_order_the_device_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device there is nothing to be asked for."""
+    monkeypatch.setattr("mmsdk.attention.mask.launchable", lambda tensor: True)
+    at, x = torch.arange(5).repeat(2, 1), torch.randn(2, 1, 5, 8)
+    told, unknown = (
+        LayerView(*(part.to("meta") for part in (x, x, at, at >= 0, (at >= 0).sum(1))), ordered=ordered) for ordered in (True, False)
+    )
+    # a window that is as long as what there is hides nothing
+    for window in (0, 5):
+        mask = Masks(at[:, 2:].to("meta"), torch.float32, None, window=window).of(told)
+        assert isinstance(mask, Bias) and mask.band[0].window == 0 and mask.band[0].padding.shape == (2,)
+    for view, window in ((unknown, 0), (told, 3)):
+        with pytest.raises(RuntimeError, match="meta"):
+            Masks(at[:, 2:].to("meta"), torch.float32, None, window=window).of(view)
 
 
 if __name__ == "__main__":
