@@ -91,10 +91,12 @@ def unpack(codes: UInt8[Tensor, "*n p"], bits: int) -> UInt8[Tensor, "*n d"]:
 
 
 def _stored(scale: Tensor, stored: torch.dtype, most: float) -> Tensor:
-    """A scale as it is stored: no smaller than it was, so that the largest number still has a code, and 1 for a group of equal numbers."""
-    near = scale.clamp(max=most).to(stored)
+    """A scale as it is stored: no smaller than it was, if it can be stored, so that the largest number has a code; 1 for equal numbers."""
+    # beyond the largest number of that kind there is nothing to step up to, but infinity
+    scale = scale.clamp(max=most)
+    near = scale.to(stored)
     # One step up, which 2^-10 of a float16 is at least; of a float32 nothing was rounded.
-    up = torch.where(near.float() < scale, (near.float() * (1 + 2**-10)).to(stored), near)
+    up = torch.where(near.float() < scale, (near.float() * (1 + 2**-10)).clamp(max=most).to(stored), near)
     return torch.where(up > 0, up, torch.ones_like(up))
 
 

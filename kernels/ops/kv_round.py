@@ -144,9 +144,10 @@ def _kernel(
         largest = tl.max(tl.where(inside, x, float("-inf")), axis)
         steps = 1.0 * ((1 << bits) - 1)
         span = tl.div_rn(largest - tl.minimum(smallest, least), steps)
-    near = tl.minimum(span, most).to(stored).to(tl.float32)
+    span = tl.minimum(span, most)
+    near = span.to(stored).to(tl.float32)
     # one step up of a float16 that was rounded down, as the reference does it
-    raised = (near * 1.0009765625).to(stored).to(tl.float32)
+    raised = tl.minimum(near * 1.0009765625, most).to(stored).to(tl.float32)
     step = tl.where(near < span, raised, near)
     step = tl.where(step > 0, step, 1.0)
     along = channel if channels else slot
@@ -210,6 +211,7 @@ OP = Op(
         _case("fp8, keys, head size 64", "fp8", True, 16, 1, 64),
         _case("fp8, values, head size 256", "fp8", False, 16, 1, 256),
         _case("int8, beyond the scales' numbers", "int8", True, 4, 1, 8, wide=True),
+        _case("int2, scales beyond their numbers", "int2", False, 4, 1, 8, wide=True),
         _case("fp8, beyond the scales' numbers", "fp8", False, 4, 1, 8, wide=True),
         _case("one number", "int4", False, 1, 1, 1),
         Case("offsets beyond 2**31", _distant),

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from mmsdk.errors import InputError
 from mmsdk.kernels import pairs
 from mmsdk.kernels.case import TOLERANCE, Result
+from mmsdk.kernels.older import Older
 from mmsdk.kernels.ops import dpp_greedy as dpp
 from mmsdk.kernels.ops import farthest_point as farthest_points
 from mmsdk.kernels.ops import find, names
@@ -34,7 +35,7 @@ from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
 from mmsdk.kernels.ops.indexer import indexer
 from mmsdk.kernels.ops.kv_round import kv_round
 from mmsdk.kernels.ops.mla_decode import mla_decode
-from mmsdk.kernels.ops.paged_decode import Older, paged_decode
+from mmsdk.kernels.ops.paged_decode import paged_decode
 from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.kernels.ops.rms_norm import add_rms_norm, rms_norm
 from mmsdk.kernels.ops.rope import rope
@@ -203,9 +204,10 @@ def true_kv_round(
             if bits != "fp8":
                 least = float(group.min().clamp(-most, most).to(scale.dtype))
                 span = (float(group.max()) - min(float(group.min()), least)) / (2**each - 1)
-            step = float(torch.tensor(min(span, most)).to(scale.dtype))
-            # not below what it was, where it is a float16
-            step = step if step >= float(torch.tensor(span)) else float(torch.tensor(step * (1 + 2**-10)).to(scale.dtype))
+            span = min(span, most)
+            step = float(torch.tensor(span).to(scale.dtype))
+            # not below what it was, where it is a float16, but never infinite
+            step = step if step >= float(torch.tensor(span)) else float(torch.tensor(min(step * (1 + 2**-10), most)).to(scale.dtype))
             step = step or 1.0
             apart = ((group - least) / step).clamp(worth.min(), worth.max())[:, None].sub(worth).abs()
             near = apart <= apart.amin(1, keepdim=True)

@@ -53,6 +53,20 @@ def test_half_size_numbers_have_half_size_scales_and_no_code_out_of_range(dtype:
     assert ((again.float() - x.float()).abs() <= span + x.float().abs() * 2**-8).all()
 
 
+@pytest.mark.parametrize(("bits", "steps"), [("int8", 255), ("int4", 15), ("int2", 3), ("fp8", 448)])
+def test_groups_wider_than_the_largest_scale_come_back_as_far_as_codes_reach(bits: Bits, steps: int) -> None:
+    """The largest float16 is 65,504."""
+    found = encode(torch.tensor([[0.0, 1e9]], dtype=torch.bfloat16), -1, bits)
+    assert found.scale.item() == 65504 and decode(found, bits, 2, torch.float32).tolist() == [[0.0, steps * 65504.0]]
+
+
+def test_a_scale_between_the_two_largest_is_stored_as_the_largest() -> None:
+    """196,432 / 3 is nearest to the last but one, 65,472, from which a step of 2^-10 leads beyond the largest."""
+    x = torch.tensor([[-848.0, 195584.0]], dtype=torch.bfloat16)
+    found = encode(x, -1, "int2")
+    assert found.scale.item() == 65504 and decode(found, "int2", 2, torch.float32).tolist() == [[-848.0, 3 * 65504.0 - 848.0]]
+
+
 def test_ka_17_a_group_is_scaled_by_itself_alone() -> None:
     x = torch.randn(1, 32, 1, 8, generator=torch.Generator().manual_seed(2))
     before = decode(encode(x, 1, "int8"), "int8", 8, torch.float32)
