@@ -17,8 +17,8 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels._triton import launchable
 from mmsdk.kernels.cpu.rounded import Aged, Kept
+from mmsdk.kernels.older import Older, reads
 from mmsdk.kernels.ops.kv_round import kv_round
-from mmsdk.kernels.ops.paged_decode import Older, reads
 from mmsdk.kernels.rounding import LEVELS
 from mmsdk.kv.blocks import Blocks
 from mmsdk.kv.pages import Pages, RowPages, Where

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmsdk.kernels.ops.paged_decode import Older
+from mmsdk.kernels.older import Older
 from mmsdk.kernels.rounding import decode
 
 __all__ = ["Fronts", "KVCache", "LayerView", "PagedView", "View", "taken"]
