@@ -141,6 +141,18 @@ def test_tables_of_benches_are_the_kept_results(path: Path, site: Path) -> None:
                 assert float(text.replace(",", "")) == pytest.approx(value, rel=0.006, abs=1e-12)
 
 
+@pytest.mark.parametrize("marked", ["memory", "compression", "benchmarks/index", "methods/index"])
+def test_where_the_site_has_a_table_the_file_says_what_prints_it(marked: str, site: Path) -> None:
+    """Readers of the file see the paragraph below the marker, readers of the site the table in its place, and what comes after both."""
+    _, marker, rest = (DOCS / f"{marked}.md").read_text(encoding="utf-8").partition("\n<!-- ")
+    line, _, after = rest.partition(" -->\n")[2].partition("\n\n")
+    assert marker and re.fullmatch(r"\*.*`make docs`.*`mmsdk [a-z]+.*`.*\*\n?", line, re.DOTALL)
+    page = (site / f"{marked}.html").read_text(encoding="utf-8")
+    assert "In the built site" not in page and "<!-- " not in page.partition("<article")[2]
+    assert "<table>" in page or "is kept yet." in page
+    assert all(f">{head}<" in page for head in re.findall(r"^## ([\w ]+)$", after, re.MULTILINE))
+
+
 def test_the_drawing_takes_the_colours_of_the_page(site: Path) -> None:
     page = (site / "architecture.html").read_text(encoding="utf-8")
     assert (

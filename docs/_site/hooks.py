@@ -62,8 +62,10 @@ def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
     """Fill in tables, and let links to files of the repository lead to pages, or nowhere."""
     made = {"methods": method_tables, "benchmarks": bench_tables, "choice": choice_table, "memories": memory_tables}
     for name, table in made.items():
-        if f"<!-- {name} -->" in markdown:
-            markdown = markdown.replace(f"<!-- {name} -->", table())
+        # the paragraph right below a marker is for readers of the file, who see no table there
+        before, marker, after = markdown.partition(f"<!-- {name} -->")
+        if marker:
+            markdown = f"{before}{table()}\n\n{after.partition(chr(10) * 2)[2]}"
     place = page.file.src_uri
     file = Path(BORROWED.get(place, f"docs/{place}"))
     parts = _CODE.split(markdown)
