@@ -9,13 +9,17 @@ from typing import Any
 
 import gradio as gr
 
+from mmsdk import plugins
 from mmsdk.apps.console import Cell
 from mmsdk.apps.report import ROOT
 from mmsdk.apps.web import markup
+from mmsdk.apps.web.kept import memory_cards, server_card, table
 
 __all__ = ["drawn", "tab"]
 
 RESULTS = ROOT / "benchmarks" / "results"
+PACKAGE = "mmsdk.apps.bench"
+UNITS = {"ms": "ms", "mb": "MB", "mib": "MiB", "seconds": "s", "bytes": "bytes"}
 ROWS = 24  # of a result that has no drawing of its own
 
 
@@ -61,7 +65,9 @@ CHARTS = (
           (("greedy_match", "the same"),), "%", 100.0, 1.0),
     Chart("kernels", "Registers of each kernel", "Compiled ahead of time for sm_90.", ("op", "case"),
           (("registers", "registers"),), only=("target", "sm_90")),
-    Chart("followup", "Asking again", "Milliseconds to the first token.", ("media", "asked"), (("total_ms", "ms"),), "ms"),
+    Chart("followup", "Asking again", "Milliseconds to the first word of an answer about a picture and a clip: of the thing itself each "
+          "time, of a cold copy of what was encoded, of the whole of it without compression, and from a memory in pages, which keeps what "
+          "the first question read.", ("media", "asked"), (("total_ms", "ms"),), "ms"),
 )  # fmt: skip
 
 
@@ -77,8 +83,12 @@ def drawn(folder: Path) -> str:
         told = "No result is kept here: they come with the source tree, and <code>mmsdk bench NAME --json</code> writes one."
         return f'<p class="mm-about">{told}</p>'
     charted = [_chart(chart, results[chart.bench]) for chart in CHARTS if chart.bench in results]
-    named = {chart.bench for chart in CHARTS}
-    plain = [_table(name, result) for name, result in results.items() if name not in named]
+    named = {*(chart.bench for chart in CHARTS), "server", "memory"}
+    if "server" in results:
+        charted += [_section(*server_card(row), results["server"], wide=False) for row in results["server"]["rows"]]
+    if "memory" in results:
+        charted += [_section(*card, results["memory"], wide=True) for card in memory_cards(results["memory"]["rows"])]
+    plain = [_plain(name, result) for name, result in results.items() if name not in named]
     intro = "Measured once and kept in the repository; every card says on what. Run one here and now with <code>mmsdk bench NAME</code>."
     return f'<p class="mm-about">{intro}</p><div class="mm-grid">{"".join([*charted, *plain])}</div>'
 
@@ -107,18 +117,22 @@ def _line(chart: Chart, row: Mapping[str, Cell], values: Sequence[float | None],
     return f"<div><span>{html.escape(label)}</span><em>{bars}</em><b>{told}</b></div>"
 
 
-def _table(name: str, result: Mapping[str, Any]) -> str:
+def _plain(name: str, result: Mapping[str, Any]) -> str:
+    """A result that has no drawing of its own: what its bench says of itself, and its first rows."""
     rows: Sequence[Mapping[str, Cell]] = result["rows"]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    head = "".join(f"<th>{html.escape(column.replace('_', ' '))}</th>" for column in columns)
-    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(_shown(row.get(column)))}</td>' for column in columns)}</tr>" for row in rows[:ROWS])
-    more = (
-        f"<p class='mm-about'>{len(rows) - ROWS} more rows: <code>mmsdk bench {html.escape(name)} --committed</code></p>"
-        if len(rows) > ROWS
-        else ""
-    )
-    body = f'<div class="mm-scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>{more}'
-    return _section(name, body, result, wide=True)
+    title, _, about = plugins.about(PACKAGE, name).partition(": ") if name in plugins.available(PACKAGE) else (name, "", "")
+    shown = [{_heading(column): _shown(cell) for column, cell in row.items()} for row in rows[:ROWS]]
+    more = f"{len(rows) - ROWS} more rows: <code>mmsdk bench {html.escape(name)} --committed</code>" if len(rows) > ROWS else ""
+    above, below = (f'<p class="mm-about">{text}</p>' if text else "" for text in (html.escape(about[:1].upper() + about[1:]), more))
+    return _section(title[:1].upper() + title[1:], above + table(shown) + below, result, wide=True)
+
+
+def _heading(column: str) -> str:
+    """A column's name as it is read, with its unit."""
+    stem, _, last = column.rpartition("_")
+    if column.endswith("tok_s"):
+        return f"{column.removesuffix('tok_s').replace('_', ' ')}tokens a second"
+    return f"{stem.replace('_', ' ')}, {UNITS[last]}" if stem and last in UNITS else column.replace("_", " ")
 
 
 def _section(title: str, body: str, result: Mapping[str, Any], wide: bool) -> str:
