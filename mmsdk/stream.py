@@ -30,7 +30,7 @@ from torch import Tensor
 from mmsdk import plugins
 from mmsdk.adapters import Worn
 from mmsdk.answer import Answer, Tokens
-from mmsdk.answering import guided
+from mmsdk.answering import checked, guided
 from mmsdk.attention.mla import Latent
 from mmsdk.compress import Compression, named
 from mmsdk.decoder.prefill import Laid, prefill_into
@@ -44,9 +44,12 @@ from mmsdk.generate.beams import search
 from mmsdk.generate.config import EarlyStopping, GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.generate.loop import Generated, collect, generate
-from mmsdk.kv.policy import Early, Evictor, Reader, Storer
+from mmsdk.kv.memory import DenseMemory
+from mmsdk.kv.policy import Evictor, Gapless, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.policy_memory import POLICIES, PolicyMemory, policy_of
+from mmsdk.kv.room import check_copies
+from mmsdk.kv.shape import Shape
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Ids, Layout, Prompt, Slot, written
 from mmsdk.prompt import Span as Part
@@ -59,7 +62,7 @@ from mmsdk.watch import Arrived, windowed
 __all__ = ["USUAL", "StreamSession"]
 
 USUAL = "streaming:1024"
-"""How a stream is held where nobody says; by a model whose context is no longer, half as much as that."""
+"""How a stream is held where nobody says; by a model whose context is no longer, half its context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class State:
 class StreamSession:
     """One stream. `kv` says how much is held of it and what, `window` frames go through the encoder together, `worn` are its adapters.
 
+    Where `kv` is None it is `USUAL`, or what of it fits the model's context; what is asked for is held as it is asked for.
     Raises PluginError for a policy that does not bound a stream and for a compression that works inside encoder or decoder or wants to know
     the question, BudgetError for a share of what has no length and for more than the model's context, ModelError for a model whose
     positions cannot close up, or not under this policy.
@@ -91,7 +95,7 @@ class StreamSession:
         _check(vlm, compression)
         # all that is read is read with the adapters: what is held was computed by the model that is asked
         self._speaker, vlm = worn.decoder(vlm.decoder, [0]), worn.eye(vlm, 0)
-        memory, self._hold = bounding(_usual(vlm) if kv in (None, USUAL) else kv)
+        memory, self._hold = bounding(_usual(vlm) if kv is None else kv)
         _check_memory(vlm, memory)
         self._vlm, self._compression, self._window = vlm, compression, windowed(window)
         # before the first frame something must stand in its place for the layout; the decoder never sees it
@@ -193,7 +197,7 @@ class StreamSession:
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
             max_time, logprobs, Constraint.of(schema, regex, choice), num_beams, length_penalty, early_stopping,
         )  # fmt: skip
-        guided(self._vlm, config)
+        checked(self._vlm, config)
         clock = Clock(device_of(self._vlm))
         _, _, tail = _parted(self._vlm.layout(Prompt.of([self._now.seen], question)))
         now = self._looked(dataclasses.replace(self._now, cache=self._now.cache.fork()), clock)
@@ -204,6 +208,9 @@ class StreamSession:
         if asked + max_tokens > self._vlm.context:
             told = f"stream and question have {asked} tokens and the answer may have {max_tokens}, but the model holds {self._vlm.context}"
             raise InputError(f"{told}; hold less, or lower max_tokens", item="stream")
+        decoder = self._vlm.decoder
+        shape = Shape(decoder.config.layers, decoder.config.kv_heads, decoder.config.entry, decoder.dtype, device_of(self._vlm))
+        check_copies(shape, DenseMemory(), 1, asked + max_tokens, max_tokens, config.num_beams, "num_beams")
         with clock.stage("prefill"):
             hidden = self._run(now.cache, laid)
         with clock.stage("decode"):
@@ -384,6 +391,6 @@ def _check(vlm: VLM, compression: Compression) -> None:
 def _check_memory(vlm: VLM, memory: PolicyMemory) -> None:
     if isinstance(memory.amount, int) and memory.amount > vlm.context:
         raise BudgetError(f"{memory.name}:{memory.amount} holds more than {vlm.name}, whose context is {vlm.context}; hold less")
-    if vlm.decoder.config.rope_sections.counts and not isinstance(memory.policy, Early):
+    if vlm.decoder.config.rope_sections.counts and not isinstance(memory.policy, Gapless):
         told = f"{vlm.name} stands on several axes, on which the gaps that {memory.name} leaves cannot close"
         raise ModelError(f'{told}; choose window or streaming ("window:{memory.amount}")')

@@ -49,8 +49,14 @@ def test_while_everything_is_held_it_is_the_prompt(models: dict[Kind, VLM], kind
     assert str(answer) == str(wanted) and answer.tokens.prompt == wanted.tokens.prompt
 
 
-def test_keys_are_where_a_rotation_from_scratch_has_them(models: dict[Kind, VLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that was read is placed anew, window by window, moved so that the next word stands where the stream has it, and turned once."""
+@pytest.mark.parametrize(("kv", "sinks"), [("window:64", 0), ("streaming:64", 4)])
+def test_keys_are_where_a_rotation_from_scratch_has_them(
+    models: dict[Kind, VLM], kv: str, sinks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was read is placed anew, window by window, moved so that the next word stands where the stream has it, and turned once.
+
+    Sinks are moved on by one shift on all axes, by which the last of them is in time right in front of the window's first token.
+    """
     vlm, read = models["qwen2_vl"], list[Laid]()
     own = StreamSession._run
 
@@ -59,7 +65,7 @@ def test_keys_are_where_a_rotation_from_scratch_has_them(models: dict[Kind, VLM]
         return own(self, cache, laid)
 
     monkeypatch.setattr(StreamSession, "_run", noted)
-    stream = vlm_stream(vlm, "window:64")
+    stream = vlm_stream(vlm, kv)
     for start in range(0, 96, 4):
         shown(stream, frames_of(4, start), start)
         stream.say("now")
@@ -74,10 +80,14 @@ def test_keys_are_where_a_rotation_from_scratch_has_them(models: dict[Kind, VLM]
             words = visual.index(True)
             assert torch.equal(grid[:, :words], torch.arange(words).expand(3, -1)) and int(laid.following[0]) == int(grid[1:].max()) + 1
         following += int(laid.following[0])
-    moved = torch.cat(axes, 1)[:, -64:] - following + int(cache.position[0] + cache.shift[0])
+    every, last = torch.cat(axes, 1), 64 - sinks
+    moved = every[:, -last:] - following + int(cache.position[0] + cache.shift[0])
+    first = every[:, :sinks]
+    moved = torch.cat((first + moved[0, 0] - 1 - first[0, -1:], moved), 1)
     assert int(moved.min()) >= 0 and int(moved.max()) <= 128 < following
     config, weights = vlm.decoder.config, {name: x.double() for name, x in vlm.decoder.layers[0].state_dict().items()}
-    x = torch.cat([laid.embeddings for laid in read])[-64:].double()
+    x = torch.cat([laid.embeddings for laid in read])
+    x = torch.cat((x[:sinks], x[-last:])).double()
     x = x * (x.square().mean(1, keepdim=True) + config.norm_eps).rsqrt() * weights["norm1.weight"]
     here = slice(config.heads * config.head_dim, (config.heads + config.kv_heads) * config.head_dim)
     keys = x @ weights["attention.qkv.weight"][here].T + weights["attention.qkv.bias"][here]
@@ -99,13 +109,16 @@ def vlm_stream(vlm: VLM, kv: str) -> StreamSession:
     return Pipeline(vlm).stream_session(kv, window=4)
 
 
+@pytest.mark.parametrize("kv", ["window:72", "streaming:72"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_closing_up_changes_no_answer(models: dict[Kind, VLM], kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = shown(vlm_stream(models[kind], "window:72"), frames_of(40))
+def test_closing_up_changes_no_answer(models: dict[Kind, VLM], kind: Kind, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = shown(vlm_stream(models[kind], kv), frames_of(40))
     said = stream.ask("What?", max_tokens=8)
-    before = stream.cache.shift.clone()
+    assert int(stream.cache.shift) != 0 and int(stream.cache.position[0]) <= 144
     monkeypatch.setattr(PolicyCache, "close_up", lambda _: None)
-    assert said.ids == stream.ask("What?", max_tokens=8).ids and int(before) != 0
+    never = shown(vlm_stream(models[kind], kv), frames_of(40))
+    assert int(never.cache.position[0]) > 144
+    assert said.ids == stream.ask("What?", max_tokens=8).ids == never.ask("What?", max_tokens=8).ids
 
 
 def test_streaming_goes_on_and_what_leaves_gaps_is_refused(models: dict[Kind, VLM]) -> None:

@@ -21,6 +21,7 @@ from mmsdk.kv.policy import Amount, Ask
 from mmsdk.kv.received import received
 from mmsdk.kv.scoring import kept
 from mmsdk.kv.shelf import attended
+from mmsdk.kv.slots import closed_up
 from mmsdk.kv.types import LayerView
 from mmsdk.kv.units import Picking, edges, numbered, parted, picked, scored
 
@@ -236,18 +237,14 @@ class Arenas:
         """See `mmsdk.kv.policy.Closing`, along one axis. Slots stay as they are: positions change, and keys turn with them."""
         if not self._arenas:
             self._entries.close_up(ahead)
-            return ahead
-        told = self._told()
-        order = told.positions.argsort(dim=1, stable=True)
-        place = (told.positions.gather(1, order) >= 0).cumsum(1) - 1
-        closed = torch.zeros_like(order).scatter_(1, order, place).where(told.positions >= 0, -1)
-        parts = closed.split([arena.told.positions.shape[1] for arena in self._arenas], dim=1)
+            return torch.zeros_like(ahead)
+        parts = closed_up(self._told().positions).split([arena.told.positions.shape[1] for arena in self._arenas], dim=1)
         moved = []
         for arena, positions in zip(self._arenas, parts, strict=True):
-            by = (positions - arena.told.positions)[:, None]
-            moved.append(replace(arena, keys=self._turning.further(arena.keys, by), told=replace(arena.told, positions=positions)))
+            by = positions - arena.told.positions - ahead[:, None]
+            moved.append(replace(arena, keys=self._turning.further(arena.keys, by[:, None]), told=replace(arena.told, positions=positions)))
         self._arenas = tuple(moved)
-        return ahead
+        return torch.zeros_like(ahead)
 
     def view(self) -> LayerView:
         """See `LayerStore`: a copy, in order of positions."""

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Means", "Part", "coarser", "joined", "merged", "over", "scores", "together"]
+__all__ = ["Means", "Partial", "coarser", "joined", "merged", "over", "scores", "together"]
 
-Part = tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]
+Partial = tuple[Float[Tensor, "b h d"], Float[Tensor, "b h"]]
 """What a query gets from a memory, and the log-sum-exp of its scores there, in float32; nothing seen is 0 and -inf."""
 
 
@@ -102,7 +102,7 @@ def scores(query: Float[Tensor, "b h d"], means: Means) -> Float[Tensor, "b g r 
     return found + means.sizes.float().log()[:, None, None]
 
 
-def over(query: Float[Tensor, "b h d"], values: Float[Tensor, "b g n d"], found: Float[Tensor, "b g r n"]) -> Part:
+def over(query: Float[Tensor, "b h d"], values: Float[Tensor, "b g n d"], found: Float[Tensor, "b g r n"]) -> Partial:
     """Attention under these scores; a query for which all are -inf gets 0."""
     if found.shape[3] == 0:
         return torch.zeros_like(query), torch.full(query.shape[:2], -torch.inf, device=query.device)
@@ -111,7 +111,7 @@ def over(query: Float[Tensor, "b h d"], values: Float[Tensor, "b g n d"], found:
     return (weights @ values.float()).flatten(1, 2).to(query.dtype), lse.flatten(1)
 
 
-def joined(parts: Sequence[Part]) -> Float[Tensor, "b h d"]:
+def joined(parts: Sequence[Partial]) -> Float[Tensor, "b h d"]:
     """What a query gets from all the memories together; 0 where none shows it anything."""
     outs, lses = torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
     peak = lses.amax(0)

@@ -6,8 +6,8 @@ A policy is one file of `mmsdk.kv.policies`, a frozen dataclass whose fields are
     Reader     evicts nothing, and decides what a query reads of all that is there
     Storer     brings a store of its own for each layer: other precisions, levels, arenas
 
-An evictor may also be an `Observer`, which is shown the queries of every pass, a `Mover`, which re-positions what stays, `Early`, and one
-that latents will do for (`OfLatents`).
+An evictor may also be an `Observer`, which is shown the queries of every pass, a `Mover`, which re-positions what stays, `Early`, one
+that leaves no gaps (`Gapless`), and one that latents will do for (`OfLatents`).
 
 Letters: b rows, h heads, g key-value heads, s new tokens, t entries held, d width; q is 1 where all heads of a layer hold the same
 tokens, else g; n is b, or b * g where every key-value head is a row of its own.
@@ -28,6 +28,7 @@ __all__ = [
     "Closing",
     "Early",
     "Evictor",
+    "Gapless",
     "Hearing",
     "InStep",
     "KVPolicy",
@@ -116,6 +117,13 @@ class Mover(Protocol):
         """Change `entries.keys` and `entries.positions` in place: they are the memory's own."""
         ...
 
+    def close_up(self, entries: Entries, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """See `Closing`: move all that is held by one shift, so that positions of what went are given again.
+
+        A fork may look at the same memory, so that here it is replaced (`Entries.place`).
+        """
+        ...
+
 
 @runtime_checkable
 class Early(Protocol):
@@ -123,6 +131,19 @@ class Early(Protocol):
 
     @property
     def early(self) -> bool:
+        """True; it is there to be seen."""
+        ...
+
+
+@runtime_checkable
+class Gapless(Protocol):
+    """Holds the last tokens, and first ones that it moves right in front of them: nothing is missing between what is held.
+
+    What is held may then move by one shift on all axes that heads turn along.
+    """
+
+    @property
+    def gapless(self) -> bool:
         """True; it is there to be seen."""
         ...
 

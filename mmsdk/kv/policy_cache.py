@@ -130,7 +130,7 @@ class PolicyCache:
         """Let the next token follow what is held at once: positions of what went are given again (`mmsdk.kv.policy.Closing`).
 
         Along several axes, keys of all entries move by one shift, so that the next word stands at its position on each.
-        Stores that cannot, or that place their entries themselves, stay as they are, and positions go on counting.
+        Where a store cannot, all stay as they are, and positions go on counting.
         """
         closing = [store for store in self._stores if isinstance(store, Closing)]
         if len(closing) < len(self._stores):

@@ -94,9 +94,9 @@ class Shelf:
             self.entries.forget()
 
     def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """See `Closing`. What a policy moves itself stays where it put it."""
-        if self._movers:
-            return ahead
+        """See `Closing`. What a policy moves itself it brings back itself."""
+        for one in self._movers:
+            return one.close_up(self.entries, ahead)
         self.entries.close_up(ahead)
         return torch.zeros_like(ahead)
 

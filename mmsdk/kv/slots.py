@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Slots", "ascending", "joined", "next_position", "placed", "positions_of", "roomy"]
+__all__ = ["Slots", "ascending", "closed_up", "joined", "next_position", "placed", "positions_of", "roomy"]
 
 
 def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"]) -> bool:
@@ -31,6 +31,13 @@ def placed(positions: Int[Tensor, "b s"], here: Int[Tensor, "_"], there: Int[Ten
     Nothing is looked at where both are one object, which may then belong to no rows, as that of a `NoCache` that has seen none.
     """
     return positions if there is here else torch.where(positions < 0, positions, positions + (there - here)[:, None])
+
+
+def closed_up(positions: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """Positions in any order as 0, 1, 2, ... in the same order, with nothing between where something went; -1 stays -1."""
+    order = positions.argsort(dim=1, stable=True)
+    place = (positions.gather(1, order) >= 0).cumsum(1) - 1
+    return torch.zeros_like(order).scatter_(1, order, place).where(positions >= 0, -1)
 
 
 def positions_of(valid: Bool[Tensor, "b s"]) -> Int[Tensor, "b s"]:

@@ -22,6 +22,7 @@ from mmsdk.kv.rounding import Bits, Codes, decode, encode
 from mmsdk.kv.scoring import kept
 from mmsdk.kv.segments import KEEPS, SEGMENT, fitted, kinds, lowered, ranks, sparsity
 from mmsdk.kv.shelf import attended
+from mmsdk.kv.slots import closed_up
 from mmsdk.kv.types import LayerView
 
 __all__ = ["Pool", "Thinking", "Thoughts"]
@@ -80,9 +81,9 @@ class Pool:
         keys, values = (decode(part, self.bits, group, dtype).flatten(3) for part in (self.keys, self.values))
         return keys, values
 
-    def placed(self, positions: Int[Tensor, "b k"]) -> "Pool":
-        """Its tokens at other positions."""
-        by = (positions - self.positions).where(positions >= 0, 0)
+    def placed(self, positions: Int[Tensor, "b k"], ahead: Int[Tensor, " b"]) -> "Pool":
+        """Its tokens at other positions; see `mmsdk.kv.policy.Closing` for `ahead`."""
+        by = (positions - self.positions - ahead[:, None]).where(positions >= 0, 0)
         return replace(self, positions=positions, moved=self.moved + by)
 
     def thinned(self, keeps: Int[Tensor, "b n"]) -> "Pool":
@@ -223,16 +224,13 @@ class Thoughts:
         entries = self._entries
         if not self._pools:
             entries.close_up(ahead)
-            return ahead
-        now = torch.cat([*(pool.positions for pool in self._pools), entries.positions[:, 0]], 1)
-        order = now.argsort(dim=1, stable=True)
-        place = (now.gather(1, order) >= 0).cumsum(1) - 1
-        closed = torch.zeros_like(order).scatter_(1, order, place).where(now >= 0, -1)
+            return torch.zeros_like(ahead)
+        closed = closed_up(torch.cat([*(pool.positions for pool in self._pools), entries.positions[:, 0]], 1))
         *slots, opened = closed.split([*(pool.positions.shape[1] for pool in self._pools), entries.count], 1)
         entries.place(opened[:, None], ahead)
-        self._pools = tuple(pool.placed(positions) for pool, positions in zip(self._pools, slots, strict=True))
+        self._pools = tuple(pool.placed(positions, ahead) for pool, positions in zip(self._pools, slots, strict=True))
         self._closed = True
-        return ahead
+        return torch.zeros_like(ahead)
 
     def view(self) -> LayerView:
         """See `LayerStore`: a copy, in order of positions."""

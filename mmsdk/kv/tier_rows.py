@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmsdk.kernels.ops.block_gather import block_gather
 from mmsdk.kv.entries import Arriving
-from mmsdk.kv.merging import Means, Part, joined, over, scores
+from mmsdk.kv.merging import Means, Partial, joined, over, scores
 from mmsdk.kv.policy import Ask, LayerStore
 from mmsdk.kv.tiers import Tiers, exact, weighty
 from mmsdk.kv.types import LayerView
@@ -86,7 +86,7 @@ class TierRows:
         return LayerView(self._keys[:, :, here], self._values[:, :, here], positions, valid, valid.sum(1), self._whole and self._ordered)
 
     def _over_levels(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s d"]:
-        g, s, parts = self._keys.shape[1], query.shape[2], list[Part]()
+        g, s, parts = self._keys.shape[1], query.shape[2], list[Partial]()
         asking = query.unflatten(1, (g, -1)).flatten(1, 3)
         found = scores(asking, self._sheet)
         if self._most:

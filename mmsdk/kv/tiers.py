@@ -24,13 +24,14 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels.ops.block_gather import block_gather
 from mmsdk.kv.entries import Arriving, Entries
-from mmsdk.kv.merging import Means, Part, coarser, joined, merged, over, scores, together
+from mmsdk.kv.merging import Means, Partial, coarser, joined, merged, over, scores, together
 from mmsdk.kv.policy import Amount, Ask
 from mmsdk.kv.scoring import kept
 from mmsdk.kv.shelf import attended
+from mmsdk.kv.slots import closed_up
 from mmsdk.kv.types import LayerView
 
-__all__ = ["Levels", "Plan", "Sizes", "Tiers", "exact", "weighty"]
+__all__ = ["Dividing", "Levels", "Sizes", "Tiers", "exact", "weighty"]
 
 # More tokens than ever come.
 _ENDLESS = 2**62
@@ -53,7 +54,7 @@ class Sizes:
 
 
 @runtime_checkable
-class Plan(Protocol):
+class Dividing(Protocol):
     """Says how a budget is divided."""
 
     def sizes(self, keep: int) -> Sizes:
@@ -91,7 +92,7 @@ class Levels:
 class Tiers:
     """See `mmsdk.kv.policy.LayerStore`. Several new tokens of a row at one time are attended to as one is, by their positions."""
 
-    def __init__(self, plan: Plan, amount: Amount, layer: int, depth: int) -> None:
+    def __init__(self, plan: Dividing, amount: Amount, layer: int, depth: int) -> None:
         self._plan, self._amount, self._depth = plan, amount, depth
         self._entries = Entries(layer, depth)
         # None of them before a prompt was read; `laid` when the first tokens stand in front of the others.
@@ -192,20 +193,17 @@ class Tiers:
         entries, sizes = self._entries, self._sizes
         if not self._means or not sizes:
             entries.close_up(ahead)
-            return ahead
+            return torch.zeros_like(ahead)
         far = self._means[0].part(self._mid, self._means[0].count)
-        now = torch.cat((far.positions, entries.positions[:, 0]), 1)
-        order = now.argsort(dim=1, stable=True)
-        place = (now.gather(1, order) >= 0).cumsum(1) - 1
-        closed = torch.zeros_like(order).scatter_(1, order, place).where(now >= 0, -1)
-        by = (closed - now)[:, None, : far.count]
-        far = replace(far, keys=entries.turning.further(far.keys, by), positions=closed[:, : far.count])
+        closed = closed_up(torch.cat((far.positions, entries.positions[:, 0]), 1))
+        by = closed[:, : far.count] - far.positions - ahead[:, None]
+        far = replace(far, keys=entries.turning.further(far.keys, by[:, None]), positions=closed[:, : far.count])
         entries.place(closed[:, None, far.count :], ahead)
         self._mids = (merged(*self._blocks()),) if self._mids else ()
         ends = list(accumulate((means.count for means in self._far), initial=0))
         self._far = [far.part(*part) for part in pairwise(ends)]
         self._gather()
-        return ahead
+        return torch.zeros_like(ahead)
 
     def view(self) -> LayerView:
         """Means, each at the position of its latest token, and exact tokens behind them: a copy where there are means."""
@@ -255,7 +253,7 @@ class Tiers:
         g, s = entries.keys.shape[1], query.shape[2]
         asking = query.unflatten(1, (g, -1)).flatten(1, 3)
         found = scores(asking, means)
-        parts, start = list[Part](), self._first + self._mid * sizes.block
+        parts, start = list[Partial](), self._first + self._mid * sizes.block
         if self._mid:
             index = recalled(found[..., : self._mid], means.sizes[:, : self._mid], sizes.recalled)
             there = torch.zeros_like(found[:, :, 0], dtype=torch.bool).scatter_(2, index, True)
@@ -371,7 +369,7 @@ def capacity(means: int, blocks: int) -> int:
 
 def exact(
     query: Float[Tensor, "b h d"], keys: Float[Tensor, "b g t d"], values: Float[Tensor, "b g t d"], seen: Bool[Tensor, "b s t"]
-) -> Part:
+) -> Partial:
     """Some columns, of which each of the s new tokens sees its own; it stands s times below each head."""
     found = query.float().unflatten(1, (keys.shape[1], -1)) @ keys.float().transpose(2, 3) * query.shape[2] ** -0.5
     blind = ~seen[:, None, None]

@@ -13,7 +13,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, InputError, PluginError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.memory import memory_of
-from mmsdk.kv.policy import Evictor, Mover, OfLatents, Reader
+from mmsdk.kv.policy import Evictor, Gapless, Mover, OfLatents, Reader
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.policy_memory import POLICIES, PolicyMemory
 from mmsdk.kv.shape import Shape
@@ -34,6 +34,7 @@ def memory(name: str, amount: int | float = BUDGET) -> PolicyMemory:
 
 
 EVICTORS = [name for name in NAMES if isinstance(memory(name).policy, Evictor)]
+GAPLESS = [name for name in NAMES if isinstance(memory(name).policy, Gapless)]
 READERS = [name for name in NAMES if isinstance(memory(name).policy, Reader)]
 
 
@@ -180,6 +181,23 @@ def test_a_budget_for_everything_is_exact(model: Decoder, tokens: Tensor, exact:
     cache = memory(name, 1000).cache(CONFIG.layers, 2, "cpu")
     read(model, cache, tokens, positions(BLANK))
     torch.testing.assert_close(go_on(model, cache, tokens), exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", GAPLESS)
+def test_where_nothing_is_missing_all_that_is_held_moves_as_one(
+    model: Decoder, tokens: Tensor, filled: Callable[[str], Filled], name: str
+) -> None:
+    """Positions are given again before every token, to rows that stand at others, and no answer changes: only distances count."""
+    cache, outs = filled(name).cache.fork(), list[Tensor]()
+    for step in range(STEPS):
+        cache.close_up()
+        for layer in range(CONFIG.layers):
+            assert cache.view(layer).positions.tolist() == [list(range(BUDGET))] * 2
+        assert cache.position.tolist() == [BUDGET] * 2
+        outs.append(go_on(model, cache, tokens, range(step, step + 1)))
+    torch.testing.assert_close(torch.cat(outs, 1), filled(name).onward, rtol=1e-3, atol=1e-4)
+    # and what it was forked from stays as it was
+    assert torch.equal(go_on(model, filled(name).cache.fork(), tokens), filled(name).onward)
 
 
 @EVERY

@@ -6,7 +6,8 @@ sliding window does not break down.
 [published] the sinks and the last tokens stay, `keep` together; positions are those in the cache, so that a sink stands right in front
 of the window however much has gone in between. [ours] keys of the window stay as they are and those of the sinks are turned forward
 instead, always from their originals: only distances count, nothing is computed for the window, and no rounding adds up. Where a method
-left gaps between positions inside the window they stay. The prompt is read exactly, and becomes a window when it has been read.
+left gaps between positions inside the window they stay. The prompt is read exactly, and becomes a window when it has been read. Where
+positions are to be given again, as in a stream without end, the window goes back to right behind where the sinks were at first.
 """
 
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class Streaming:
         return True
 
     @property
+    def gapless(self) -> bool:
+        """Sinks stand right in front of the window."""
+        return True
+
+    @property
     def latents(self) -> bool:
         """Only age counts; of a latent's entry the rotated part is moved."""
         return True
@@ -62,18 +68,33 @@ class Streaming:
 
     def move(self, entries: Entries) -> None:
         """Turn the sinks to right in front of the window."""
-        blank = (entries.order[:, 0] < 0).sum(1, keepdim=True)
-        at = (blank + torch.arange(self.sinks, device=blank.device)).clamp_max(entries.count - 1)
-        wide = at[:, None, :, None].expand(-1, *entries.keys.shape[1:2], -1, entries.keys.shape[3])
+        at, wide = self._at(entries)
         place, position = entries.columns["place"][:, 0], entries.positions[:, 0]
         keys = self._original(entries, "sinks", entries.keys.gather(2, wide))
         places = self._original(entries, "sink_places", place.gather(1, at))
         positions = self._original(entries, "sink_positions", position.gather(1, at))
         by, further = (self._gap(entries, at, *pair) for pair in ((place, places), (position, positions)))
-        entries.notes["gap"] = further
+        entries.notes["gap"], entries.notes["turned"] = further, by
         entries.keys.scatter_(2, wide, entries.turning.further(keys, by[:, None, None].expand(-1, 1, self.sinks)))
         position.scatter_(1, at, positions + further[:, None])
         entries.columns["place"] = place.scatter(1, at, places + by[:, None])[:, None]
+
+    def close_up(self, entries: Entries, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """Everything goes back by as much as the sinks were moved, which then are their originals again: in them, no rounding adds up."""
+        if "gap" not in entries.notes:
+            return ahead
+        _, wide = self._at(entries)
+        gap, turned, sinks = (entries.notes[name] for name in ("gap", "turned", "sinks"))
+        entries.columns["place"] = entries.columns["place"] - turned[:, None, None]
+        entries.place((entries.positions - gap[:, None, None]).where(entries.valid, -1), turned - gap)
+        entries.keys.scatter_(2, wide, sinks)
+        return ahead + gap - turned
+
+    def _at(self, entries: Entries) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b g k d"]]:
+        """Which entries of each row are the sinks, and the same for each number of their keys."""
+        blank = (entries.order[:, 0] < 0).sum(1, keepdim=True)
+        at = (blank + torch.arange(self.sinks, device=blank.device)).clamp_max(entries.count - 1)
+        return at, at[:, None, :, None].expand(-1, *entries.keys.shape[1:2], -1, entries.keys.shape[3])
 
     def _original(self, entries: Entries, name: str, now: Tensor) -> Tensor:
         """What the sinks were before they were first moved: until something goes, that is what they are now."""

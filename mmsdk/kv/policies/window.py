@@ -23,6 +23,11 @@ class Window:
         return True
 
     @property
+    def gapless(self) -> bool:
+        """Only the first of what is held goes."""
+        return True
+
+    @property
     def latents(self) -> bool:
         """Only age counts."""
         return True
