@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmsdk.apps.train_belt.eyes import MAPS, NUMBERS
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.kv.selection import Layout, Selection
+from mmsdk.kv.selection import BlockLayout, Selection
 from mmsdk.vla.envs.belt import CHUNK, PERIOD
 from mmsdk.vla.envs.fetch_sizes import ACTION, STATE
 from mmsdk.vla.heads.expert import ExpertConfig
@@ -79,7 +79,7 @@ class Student(nn.Module):
         self.places = Places(width)
         self.decoder = Decoder(DecoderConfig(_VOCABULARY, width, recipe.layers, *sizes, 2 * width, 1024, tied=True))
         nn.init.normal_(self.decoder.embedding.weight, std=0.5)
-        layout, sight = Layout((MAPS,), _WORDS), RefinerConfig(width, width, 2, heads, 2 * width, 8)
+        layout, sight = BlockLayout((MAPS,), _WORDS), RefinerConfig(width, width, 2, heads, 2 * width, 8)
         self.refiner = Refiner(self.decoder.config, layout, sight)
         self.expert = DualExpert(DualConfig(ExpertConfig(width, recipe.layers, *sizes, 2 * width), CHUNK, ACTION, STATE))
         for name, size in (("state", STATE), ("action", ACTION)):

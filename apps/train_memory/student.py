@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.kv.selection import Layout, Selection
+from mmsdk.kv.selection import BlockLayout, Selection
 from mmsdk.vla.envs.belt import ACTION, CHUNK, HEIGHT, PERIOD, STATE, WIDTH
 from mmsdk.vla.heads.expert import ExpertConfig
 from mmsdk.vla.memory.dual import Ablation, MemoryConfig
@@ -74,7 +74,7 @@ class Student(nn.Module):
         self.decoder = Decoder(DecoderConfig(_VOCABULARY, width, recipe.layers, *sizes, 2 * width, 1024, tied=True))
         nn.init.normal_(self.decoder.embedding.weight, std=0.5)
         patches = len(self.eyes.place)
-        layout, sight = Layout((patches,), _WORDS), RefinerConfig(width, width, 2, heads, 2 * width, 8)
+        layout, sight = BlockLayout((patches,), _WORDS), RefinerConfig(width, width, 2, heads, 2 * width, 8)
         self.refiner = Refiner(self.decoder.config, layout, sight)
         expert = ExpertConfig(width, recipe.layers, *sizes, 2 * width)
         self.expert = DualExpert(DualConfig(expert, CHUNK, ACTION, STATE))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.kv.parts import Block, Part, whole
-from mmsdk.kv.selection import Layout, Selection
+from mmsdk.kv.selection import BlockLayout, Selection
 
 __all__ = ["BlockQueue", "Remembered", "smoothed"]
 
@@ -74,7 +74,7 @@ class BlockQueue:
         self.make_room()
         self.entries = (*self.entries, Remembered(block))
 
-    def parts(self, reader: str, selection: Selection, layout: Layout) -> tuple[Part, ...]:
+    def parts(self, reader: str, selection: Selection, layout: BlockLayout) -> tuple[Part, ...]:
         """What a reader takes of the blocks that are held now."""
         if selection.budget(layout) == layout.visual or not self.entries:
             return tuple(whole(entry.block) for entry in self.entries)

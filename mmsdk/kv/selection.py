@@ -21,11 +21,11 @@ from mmsdk.kv.scoring import relative
 from mmsdk.tokencomp.ranking import top
 from mmsdk.tokencomp.share import at_least
 
-__all__ = ["Layout", "Selection", "quotas"]
+__all__ = ["BlockLayout", "Selection", "quotas"]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BlockLayout:
     """What stands where in every block: as many slots as each camera has, camera by camera, then `words` slots of the instruction.
 
     Published: 3 cameras of 256 and 200 words, 968 slots. Raises InputError where a camera has no slot.
@@ -69,13 +69,13 @@ class Selection:
         if not 0 < self.ratio <= 1 or self.tokens < 0 or self.reserve < 0:
             raise BudgetError(f"{self}: the ratio is in (0, 1], tokens and reserve are whole numbers from 0", item="selection")
 
-    def budget(self, layout: Layout) -> int:
+    def budget(self, layout: BlockLayout) -> int:
         """Visual slots read of each block. Raises BudgetError where more are asked for than there are."""
         if self.tokens > layout.visual:
             raise BudgetError(f"{self.tokens} tokens of a block, which has {layout.visual} visual slots", item="selection")
         return self.tokens or at_least(self.ratio, layout.visual)
 
-    def index(self, scores: Float[Tensor, "b s"], valid: Bool[Tensor, "b s"], layout: Layout) -> Int[Tensor, "b k"]:
+    def index(self, scores: Float[Tensor, "b s"], valid: Bool[Tensor, "b s"], layout: BlockLayout) -> Int[Tensor, "b k"]:
         """The slots to read, ascending. Invalid ones come after all valid ones of their camera, and stay invalid where they are taken."""
         ranked = relative(scores, valid).masked_fill(~valid, -1)[:, : layout.visual].split(layout.cameras, dim=1)
         first, chosen = 0, list[Tensor]()

@@ -11,20 +11,20 @@ from torch import Tensor
 from mmsdk.errors import BudgetError, InputError
 from mmsdk.kv.parts import Block, Part, whole
 from mmsdk.kv.readers import BlockQueue, smoothed
-from mmsdk.kv.selection import Layout, Selection, quotas
+from mmsdk.kv.selection import BlockLayout, Selection, quotas
 
-LAYOUT = Layout(cameras=(5, 4), words=2)
+LAYOUT = BlockLayout(cameras=(5, 4), words=2)
 
 
-def block(rows: int = 2, layout: Layout = LAYOUT) -> Block:
+def block(rows: int = 2, layout: BlockLayout = LAYOUT) -> Block:
     valid = torch.ones(rows, layout.slots, dtype=torch.bool)
     return Block(torch.zeros(3, rows, 1, layout.slots, 2), torch.zeros(3, rows, 1, layout.slots, 2), valid, 0.0)
 
 
 def test_seven_tenths_of_three_cameras_are_538_slots() -> None:
-    assert Selection().budget(Layout()) == 538
+    assert Selection().budget(BlockLayout()) == 538
     assert quotas((256, 256, 256), 538, 4) == (180, 179, 179)
-    index = Selection().index(torch.rand(1, 968), torch.ones(1, 968, dtype=torch.bool), Layout())
+    index = Selection().index(torch.rand(1, 968), torch.ones(1, 968, dtype=torch.bool), BlockLayout())
     assert index.shape == (1, 538 + 200) and index[0, -200:].tolist() == list(range(768, 968))
 
 

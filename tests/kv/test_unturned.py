@@ -25,7 +25,7 @@ from mmsdk.kv.parts import Block, Part, whole
 from mmsdk.kv.read import ReadCache
 from mmsdk.kv.readers import BlockQueue
 from mmsdk.kv.received import received
-from mmsdk.kv.selection import Layout, Selection
+from mmsdk.kv.selection import BlockLayout, Selection
 from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.kv.unturned import UnturnedCache
 from mmsdk.models.text import read_decoder
@@ -302,7 +302,7 @@ def test_a_block_that_was_read_behind_others_is_read_again_elsewhere(decoder: De
 
 def test_readers_of_a_queue_learn_from_their_own_attention_alone(decoder: Decoder) -> None:
     """Any decoder with two readers: each takes half of what it looked at most, and what it takes is independent of the other."""
-    layout, half, queue = Layout(cameras=(4,), words=2), Selection(tokens=2, reserve=0), BlockQueue(2)
+    layout, half, queue = BlockLayout(cameras=(4,), words=2), Selection(tokens=2, reserve=0), BlockQueue(2)
     queue.push(block(1))
     x, chosen = torch.randn(2, 3, 1, 24, generator=torch.Generator().manual_seed(7)), {}
     for name, asking in zip(("answer", "act"), x, strict=True):

@@ -22,7 +22,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
 from mmsdk.kv.parts import Part, whole
 from mmsdk.kv.readers import BlockQueue
-from mmsdk.kv.selection import Layout, Selection
+from mmsdk.kv.selection import BlockLayout, Selection
 from mmsdk.kv.slots import positions_of
 from mmsdk.stages import Context
 from mmsdk.vla.memory.encode import encode, reading
@@ -84,7 +84,7 @@ class DualMemory:
         self._selects = config.selection.budget(refiner.layout) < refiner.layout.visual
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> BlockLayout:
         """What stands where in every block."""
         return self.refiner.layout
 
@@ -170,7 +170,7 @@ class DualMemory:
 
 def laid(
     decoder: Decoder,
-    layout: Layout,
+    layout: BlockLayout,
     sight: Float[Tensor, "b n d"],
     present: Bool[Tensor, "b c"],
     ids: Int[Tensor, "b w"],
@@ -189,7 +189,7 @@ def laid(
     return torch.cat((sight.to(words.dtype), words), dim=1), valid
 
 
-def _check_sight(layout: Layout, sight: Float[Tensor, "b n d"], present: Bool[Tensor, "b c"]) -> None:
+def _check_sight(layout: BlockLayout, sight: Float[Tensor, "b n d"], present: Bool[Tensor, "b c"]) -> None:
     if sight.shape[1] != layout.visual or present.shape[1] != len(layout.cameras):
         found = f"{sight.shape[1]} visual tokens of {present.shape[1]} cameras"
         raise InputError(f"{found}, a block has {layout.visual} of {len(layout.cameras)}", item="sight")

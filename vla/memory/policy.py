@@ -1,6 +1,6 @@
 """A flow model with a dual memory, as a policy: which step it takes is for the loop to say, by the parts whose turn it is.
 
-memory = DualMemory(decoder, Refiner(decoder.config, Layout()), MemoryConfig(period=3.0))
+memory = DualMemory(decoder, Refiner(decoder.config, BlockLayout()), MemoryConfig(period=3.0))
 model = DualModel(eyes, memory, expert, tokenizer, cameras, dims=14)
 loop = ControlLoop(robot, load_policy(model, ...), hz=25, pace=Pace(expert=25, adapter=25, vlm=75))
 

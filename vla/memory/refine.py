@@ -25,7 +25,7 @@ from mmsdk.attention.mask import Bias
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.errors import ModelError
 from mmsdk.kv.parts import Block
-from mmsdk.kv.selection import Layout
+from mmsdk.kv.selection import BlockLayout
 
 __all__ = ["Editor", "Refiner", "RefinerConfig"]
 
@@ -145,7 +145,7 @@ class Editor(nn.Module):
 class Refiner(nn.Module):
     """Sight and one editor for every layer of a decoder."""
 
-    def __init__(self, decoder: DecoderConfig, layout: Layout, config: RefinerConfig = RefinerConfig()) -> None:
+    def __init__(self, decoder: DecoderConfig, layout: BlockLayout, config: RefinerConfig = RefinerConfig()) -> None:
         super().__init__()
         self.config, self.layout = config, layout
         self.sight = Sight(config, len(layout.cameras))

@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.kv.selection import Layout
+from mmsdk.kv.selection import BlockLayout
 from mmsdk.models.text import read_decoder
 from mmsdk.vla.heads.flow import noise_of
 
@@ -82,9 +82,9 @@ def decoder(fill: Callable[[nn.Module, int], dict[str, Tensor]]) -> Decoder:
 
 
 @pytest.fixture(scope="session")
-def layout() -> Layout:
+def layout() -> BlockLayout:
     """Two cameras and three words."""
-    return Layout(cameras=(4, 3), words=3)
+    return BlockLayout(cameras=(4, 3), words=3)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
-from mmsdk.kv.selection import Layout, Selection
+from mmsdk.kv.selection import BlockLayout, Selection
 from mmsdk.vla.heads.expert import ExpertConfig
 from mmsdk.vla.heads.flow import noise_of
 from mmsdk.vla.memory.branches import Branches, branch_loss, prefixes
@@ -23,7 +23,7 @@ FULL = Selection(ratio=1.0)
 
 
 @pytest.fixture
-def refiner(decoder: Decoder, layout: Layout, fill: Fill) -> Refiner:
+def refiner(decoder: Decoder, layout: BlockLayout, fill: Fill) -> Refiner:
     made = Refiner(decoder.config, layout, RefinerConfig(sight=32, width=16, layers=1, heads=2, inner=24, queries=3))
     made.load_state_dict(fill(made, 4))
     return made

@@ -13,7 +13,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
 from mmsdk.kv.parts import Part, whole
 from mmsdk.kv.read import ReadCache
-from mmsdk.kv.selection import Layout, Selection
+from mmsdk.kv.selection import BlockLayout, Selection
 from mmsdk.stages import Context
 from mmsdk.vla.heads.expert import ExpertConfig
 from mmsdk.vla.heads.flow import FlowNetwork, euler, noise_of
@@ -34,7 +34,7 @@ STATE = noise_of(7, (2, 5))
 
 
 @pytest.fixture(scope="module")
-def refiner(decoder: Decoder, layout: Layout, fill: Fill) -> Refiner:
+def refiner(decoder: Decoder, layout: BlockLayout, fill: Fill) -> Refiner:
     made = Refiner(decoder.config, layout, RefinerConfig(sight=32, width=16, layers=1, heads=2, inner=24, queries=3))
     made.load_state_dict(fill(made, 4))
     return made.eval()
@@ -59,7 +59,7 @@ def keys_of(turn: Turn, layer: int = 2) -> Tensor:
 
 
 def test_a_slow_step_reads_at_most_three_blocks_and_the_new_one(
-    decoder: Decoder, refiner: Refiner, layout: Layout, moments: list[Moment]
+    decoder: Decoder, refiner: Refiner, layout: BlockLayout, moments: list[Moment]
 ) -> None:
     memory, blocks = DualMemory(decoder, refiner, MemoryConfig(selection=FULL)), list[Part]()
     for number, moment in enumerate(moments):
@@ -107,7 +107,7 @@ def test_a_late_vlm_update_counts_as_one_period(decoder: Decoder, refiner: Refin
 
 
 def test_scores_of_the_three_consumers_follow_what_each_looked_at(
-    decoder: Decoder, refiner: Refiner, expert: DualExpert, layout: Layout, moments: list[Moment]
+    decoder: Decoder, refiner: Refiner, expert: DualExpert, layout: BlockLayout, moments: list[Moment]
 ) -> None:
     memory = DualMemory(decoder, refiner, MemoryConfig(selection=HALF))
     act(memory, memory.slow(0.0, *moments[0]), expert)
@@ -189,7 +189,7 @@ def test_a_reset_forgets_everything(decoder: Decoder, refiner: Refiner, expert: 
     assert all(torch.equal(a, b) for a, b in zip(before, episode(), strict=True))
 
 
-def test_memory_stays_within_its_bound(decoder: Decoder, refiner: Refiner, layout: Layout, moments: list[Moment]) -> None:
+def test_memory_stays_within_its_bound(decoder: Decoder, refiner: Refiner, layout: BlockLayout, moments: list[Moment]) -> None:
     memory = DualMemory(decoder, refiner, MemoryConfig(selection=HALF))
     for number in range(30):
         if number % 3:
@@ -313,7 +313,7 @@ def test_actions_of_one_chunk_may_stand_at_different_times(
 
 
 def test_vr_13_a_first_step_without_history_acts_on_the_block_alone(
-    decoder: Decoder, refiner: Refiner, expert: DualExpert, layout: Layout, moments: list[Moment]
+    decoder: Decoder, refiner: Refiner, expert: DualExpert, layout: BlockLayout, moments: list[Moment]
 ) -> None:
     memory = DualMemory(decoder, refiner, MemoryConfig(selection=HALF))
     found = act(memory, memory.slow(0.0, *moments[0]), expert)
@@ -354,7 +354,7 @@ def test_vr_28_a_half_precision_decoder_beside_a_float32_expert(
         torch.testing.assert_close(rounded, exact, atol=0.2, rtol=0.2)
 
 
-def test_settings_that_do_not_fit_are_refused(decoder: Decoder, refiner: Refiner, layout: Layout, moments: list[Moment]) -> None:
+def test_settings_that_do_not_fit_are_refused(decoder: Decoder, refiner: Refiner, layout: BlockLayout, moments: list[Moment]) -> None:
     with pytest.raises(InputError, match="queues hold at least 1"):
         MemoryConfig(slow=0)
     small = Refiner(replace(decoder.config, layers=2), layout, RefinerConfig(sight=32, width=16, heads=2, inner=8, queries=2))

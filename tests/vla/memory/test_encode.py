@@ -12,7 +12,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
 from mmsdk.kv.parts import Block, Part, whole
 from mmsdk.kv.read import ReadCache
-from mmsdk.kv.selection import Layout
+from mmsdk.kv.selection import BlockLayout
 from mmsdk.kv.slots import positions_of
 from mmsdk.kv.types import KVCache
 from mmsdk.vla.heads.prefix import prefill_blocks
@@ -22,7 +22,7 @@ from mmsdk.vla.memory.encode import Encoded, encode, reading
 Moment = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def one_by_one(decoder: Decoder, layout: Layout, moments: Sequence[Moment], window: int) -> list[Encoded]:
+def one_by_one(decoder: Decoder, layout: BlockLayout, moments: Sequence[Moment], window: int) -> list[Encoded]:
     """Every block encoded behind at most `window` - 1 complete ones."""
     out: list[Encoded] = []
     with torch.no_grad():
@@ -49,7 +49,7 @@ def in_one_pass(model: PreTrainedModel, embeddings: Tensor, valid: Tensor, slots
 
 
 def test_blocks_one_by_one_are_one_block_causal_pass_of_transformers(
-    twins: tuple[PreTrainedModel, Decoder], layout: Layout, moments: list[Moment]
+    twins: tuple[PreTrainedModel, Decoder], layout: BlockLayout, moments: list[Moment]
 ) -> None:
     model, decoder = twins
     rows = [laid(decoder, layout, *moment) for moment in moments[:3]]
@@ -61,7 +61,7 @@ def test_blocks_one_by_one_are_one_block_causal_pass_of_transformers(
 
 
 def test_a_full_read_is_what_an_ordinary_cache_holds_of_one_block_causal_pass(
-    twins: tuple[PreTrainedModel, Decoder], layout: Layout, moments: list[Moment]
+    twins: tuple[PreTrainedModel, Decoder], layout: BlockLayout, moments: list[Moment]
 ) -> None:
     decoder = twins[1]
     rows = [laid(decoder, layout, *moment) for moment in moments[:3]]
@@ -79,7 +79,7 @@ def test_a_full_read_is_what_an_ordinary_cache_holds_of_one_block_causal_pass(
 
 
 def test_layers_with_a_rotation_of_their_own_and_norms_behind_them(
-    gemmas: tuple[PreTrainedModel, Decoder], layout: Layout, moments: list[Moment]
+    gemmas: tuple[PreTrainedModel, Decoder], layout: BlockLayout, moments: list[Moment]
 ) -> None:
     model, decoder = gemmas
     rows = [laid(decoder, layout, *moment) for moment in moments[:3]]
@@ -95,7 +95,7 @@ def test_layers_with_a_rotation_of_their_own_and_norms_behind_them(
     assert decoder.config.local.layers
 
 
-def test_after_an_eviction_a_block_still_carries_what_it_read(decoder: Decoder, layout: Layout, moments: list[Moment]) -> None:
+def test_after_an_eviction_a_block_still_carries_what_it_read(decoder: Decoder, layout: BlockLayout, moments: list[Moment]) -> None:
     remembered = one_by_one(decoder, layout, moments[:3], window=2)[-1].block
     anew = one_by_one(decoder, layout, moments[1:3], window=2)[-1].block
     real = remembered.valid[:, None, :, None].expand_as(remembered.keys[0])
@@ -104,7 +104,7 @@ def test_after_an_eviction_a_block_still_carries_what_it_read(decoder: Decoder, 
     assert not torch.allclose(remembered.keys[-1][real], anew.keys[-1][real], atol=1e-3)
 
 
-def test_a_read_turns_kept_keys_to_positions_without_gaps(decoder: Decoder, layout: Layout, moments: list[Moment]) -> None:
+def test_a_read_turns_kept_keys_to_positions_without_gaps(decoder: Decoder, layout: BlockLayout, moments: list[Moment]) -> None:
     blocks = [each.block for each in one_by_one(decoder, layout, moments[:2], window=4)]
     index = torch.tensor([[0, 3, 5, 7, 8, 9], [1, 4, 6, 7, 8, 9]])
     view = ReadCache.of([Part(blocks[0], index, complete=False), whole(blocks[1])], decoder.rotation).view(1)
@@ -131,7 +131,9 @@ def turned(key: Tensor, position: int) -> Tensor:
     return out
 
 
-def test_what_entries_receive_is_the_mean_over_heads_and_valid_queries(decoder: Decoder, layout: Layout, moments: list[Moment]) -> None:
+def test_what_entries_receive_is_the_mean_over_heads_and_valid_queries(
+    decoder: Decoder, layout: BlockLayout, moments: list[Moment]
+) -> None:
     blocks = one_by_one(decoder, layout, moments[:2], window=4)
     embeddings, valid = laid(decoder, layout, *moments[1])
     everything = torch.cat((blocks[0].block.valid, valid), dim=1)
@@ -157,7 +159,7 @@ def test_what_entries_receive_is_the_mean_over_heads_and_valid_queries(decoder: 
         torch.testing.assert_close(blocks[1].received[0, row], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_rows_are_independent(decoder: Decoder, layout: Layout, moments: list[Moment]) -> None:
+def test_rows_are_independent(decoder: Decoder, layout: BlockLayout, moments: list[Moment]) -> None:
     together = one_by_one(decoder, layout, moments[:2], window=4)[1]
     for row in range(2):
         alone = one_by_one(decoder, layout, [tuple(part[row : row + 1] for part in moment) for moment in moments[:2]], window=4)[1]
@@ -166,7 +168,7 @@ def test_rows_are_independent(decoder: Decoder, layout: Layout, moments: list[Mo
         torch.testing.assert_close(together.received[:, row], alone.received[:, 0], atol=1e-6, rtol=1e-4)
 
 
-def test_a_view_is_only_read(decoder: Decoder, layout: Layout, moments: list[Moment]) -> None:
+def test_a_view_is_only_read(decoder: Decoder, layout: BlockLayout, moments: list[Moment]) -> None:
     block: Block = one_by_one(decoder, layout, moments[:1], window=1)[0].block
     read = ReadCache.of([whole(block)], decoder.rotation)
     with pytest.raises(InputError, match="only read"):
@@ -179,12 +181,12 @@ def test_a_view_is_only_read(decoder: Decoder, layout: Layout, moments: list[Mom
     torch.testing.assert_close(read.select(torch.tensor([1])).view(2).keys, read.view(2).keys[1:])
 
 
-def test_what_does_not_fit_the_layout_is_refused(decoder: Decoder, layout: Layout, moments: list[Moment]) -> None:
+def test_what_does_not_fit_the_layout_is_refused(decoder: Decoder, layout: BlockLayout, moments: list[Moment]) -> None:
     sight, present, ids, said = moments[0]
     with pytest.raises(InputError, match="6 visual tokens of 2 cameras, a block has 7 of 2"):
         laid(decoder, layout, sight[:, 1:], present, ids, said)
     with pytest.raises(InputError, match="6 tokens, a block has 3 slots"):
         laid(decoder, layout, sight, present, ids.repeat(1, 2), said.repeat(1, 2))
     with pytest.raises(InputError, match="each camera has at least 1"):
-        Layout(cameras=(4, 0))
-    assert Layout().slots == 968
+        BlockLayout(cameras=(4, 0))
+    assert BlockLayout().slots == 968

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
-from mmsdk.kv.selection import Layout
+from mmsdk.kv.selection import BlockLayout
 from mmsdk.vision.types import Image
 from mmsdk.vision.vit import ViT, ViTConfig
 from mmsdk.vla.clock import SimulatedClock
@@ -28,7 +28,7 @@ from mmsdk.vla.types import ActionChunk, Observation, Request, Stamp
 from mmsdk.vla.worker import Delayed
 
 CAMERAS = ("base", "wrist")
-LAYOUT = Layout(cameras=(4, 4), words=24)
+LAYOUT = BlockLayout(cameras=(4, 4), words=24)
 Fill = Callable[[nn.Module, int], dict[str, Tensor]]
 
 

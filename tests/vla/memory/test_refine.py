@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
 from mmsdk.kv.parts import Block
-from mmsdk.kv.selection import Layout
+from mmsdk.kv.selection import BlockLayout
 from mmsdk.vla.heads.flow import noise_of
 from mmsdk.vla.memory.refine import Refiner, RefinerConfig
 
@@ -21,7 +21,7 @@ SIGHT, PRESENT, DELTA = noise_of(1, (2, 7, 32)), torch.tensor([[True, True], [Fa
 
 
 @pytest.fixture
-def anchor(decoder: Decoder, layout: Layout) -> Block:
+def anchor(decoder: Decoder, layout: BlockLayout) -> Block:
     valid = layout.shown(PRESENT)
     valid = torch.cat((valid, torch.tensor([[True, True, False], [True, True, True]])), dim=1)
     shape = decoder.config.layers, 2, decoder.config.kv_heads, layout.slots, decoder.config.head_dim
@@ -73,7 +73,7 @@ def by_hand(s: dict[str, Tensor], anchor: Block, row: int, layer: int) -> tuple[
     return new_keys, new_values
 
 
-def test_a_refined_block_is_what_the_formulas_say(decoder: Decoder, layout: Layout, anchor: Block, fill: Fill) -> None:
+def test_a_refined_block_is_what_the_formulas_say(decoder: Decoder, layout: BlockLayout, anchor: Block, fill: Fill) -> None:
     refiner = Refiner(decoder.config, layout, CONFIG)
     state = fill(refiner, 4)
     refiner.load_state_dict(state)
@@ -88,7 +88,7 @@ def test_a_refined_block_is_what_the_formulas_say(decoder: Decoder, layout: Layo
     assert not torch.allclose(found.keys, anchor.keys, atol=1e-2)
 
 
-def test_it_begins_as_nothing_with_gates_of_a_tenth(decoder: Decoder, layout: Layout, anchor: Block) -> None:
+def test_it_begins_as_nothing_with_gates_of_a_tenth(decoder: Decoder, layout: BlockLayout, anchor: Block) -> None:
     refiner = Refiner(decoder.config, layout, CONFIG)
     found = refiner(anchor, SIGHT, PRESENT, DELTA)
     assert torch.equal(found.keys, anchor.keys) and torch.equal(found.values, anchor.values)
@@ -97,14 +97,16 @@ def test_it_begins_as_nothing_with_gates_of_a_tenth(decoder: Decoder, layout: La
     torch.testing.assert_close(torch.stack(gates).tanh(), torch.full((6,), 0.1))
 
 
-def test_shut_gates_leave_the_anchor_bit_for_bit(decoder: Decoder, layout: Layout, anchor: Block, fill: Fill) -> None:
+def test_shut_gates_leave_the_anchor_bit_for_bit(decoder: Decoder, layout: BlockLayout, anchor: Block, fill: Fill) -> None:
     refiner = Refiner(decoder.config, layout, CONFIG)
     refiner.load_state_dict({name: tensor * (not name.endswith("_gate")) for name, tensor in fill(refiner, 4).items()})
     found = refiner(anchor, SIGHT, PRESENT, DELTA)
     assert torch.equal(found.keys, anchor.keys) and torch.equal(found.values, anchor.values)
 
 
-def test_invalid_slots_and_what_masked_cameras_show_change_nothing(decoder: Decoder, layout: Layout, anchor: Block, fill: Fill) -> None:
+def test_invalid_slots_and_what_masked_cameras_show_change_nothing(
+    decoder: Decoder, layout: BlockLayout, anchor: Block, fill: Fill
+) -> None:
     refiner = Refiner(decoder.config, layout, CONFIG)
     refiner.load_state_dict(fill(refiner, 4))
     other_sight, other_anchor = SIGHT.clone(), Block(anchor.keys.clone(), anchor.values.clone(), anchor.valid, 7.0)
@@ -117,7 +119,7 @@ def test_invalid_slots_and_what_masked_cameras_show_change_nothing(decoder: Deco
     assert torch.equal(before.keys[~real], anchor.keys[~real]) and torch.equal(after.keys[~real], other_anchor.keys[~real])
 
 
-def test_only_the_anchor_counts_and_half_precision_stays(decoder: Decoder, layout: Layout, anchor: Block, fill: Fill) -> None:
+def test_only_the_anchor_counts_and_half_precision_stays(decoder: Decoder, layout: BlockLayout, anchor: Block, fill: Fill) -> None:
     refiner = Refiner(decoder.config, layout, CONFIG)
     refiner.load_state_dict(fill(refiner, 4))
     half = Block(anchor.keys.bfloat16(), anchor.values.bfloat16(), anchor.valid, 7.0)
