@@ -66,8 +66,8 @@ def config_of(args: argparse.Namespace, form: Form) -> GenerationConfig:
     )
 
 
-def as_json(answer: Answer, model: str, tokenizer: Tokenizer) -> dict[str, object]:
-    """An answer as one object; `logprobs` is there where they were asked for, `score` where beams were."""
+def as_json(answer: Answer, model: str, tokenizer: Tokenizer, config: GenerationConfig) -> dict[str, object]:
+    """An answer to what was asked by these settings as one object; `logprobs` is there where they were asked for, `score` of beams."""
     told: dict[str, object] = {
         "text": str(answer),
         "model": model,
@@ -76,7 +76,7 @@ def as_json(answer: Answer, model: str, tokenizer: Tokenizer) -> dict[str, objec
         "seed": answer.seed,
         "finish": answer.finish,
     }
-    if answer.score:
+    if config.num_beams > 1:
         told["score"] = answer.score
     if answer.logprobs:
         told["logprobs"] = [{**_likely(one, tokenizer), "top": [_likely(other, tokenizer) for other in one.top]} for one in answer.logprobs]

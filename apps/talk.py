@@ -100,7 +100,7 @@ class Talk:
         answer = pieces.answer if self.as_objects else _printed(pieces)
         tell_notes(answer, "/video reads them all")
         if self.as_objects:
-            print(json.dumps(as_json(answer, self.vlm.name, self.vlm.tokenizer)), flush=True)
+            print(json.dumps(as_json(answer, self.vlm.name, self.vlm.tokenizer, self.chat.config)), flush=True)
 
     def _show(self, name: str, path: str) -> None:
         if not path:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Generator, Iterator, Sequence
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mmsdk.adapters import Worn
 from mmsdk.answer import Answer, Tokens
@@ -11,15 +13,21 @@ from mmsdk.compress import Compression
 from mmsdk.decoder.quantised import precision
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, MmsdkError
-from mmsdk.generate.beams import search
+from mmsdk.generate.beams import search, working
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.constrain import Guide, guide_of
 from mmsdk.generate.loop import Generated, Step, collect, generate
+from mmsdk.generate.text import Decode
+from mmsdk.kv.room import check_room
+from mmsdk.kv.types import KVCache
 from mmsdk.models.types import VLM
 from mmsdk.recall import Recall
 from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
 
-__all__ = ["Stream", "alone", "answered", "guided", "sampled", "streamed"]
+__all__ = ["Stream", "alone", "answered", "checked", "guided", "sampled", "streamed"]
+
+# Bytes of an answer that is given back, about, and of each of its tokens.
+_ANSWER, _TOKEN = 2048, 64
 
 
 def answered(
@@ -68,7 +76,7 @@ def _best(
         raise InputError(f"it is {n}, but {config.num_beams} beams give at most as many answers; set num_beams to {n}", item="n")
     row, context = _single(vlm, compression, question, config, recall, worn, clock)
     with clock.stage("decode"):
-        (found,) = _searched(vlm, worn.decoder(vlm.decoder, [0]), [row], context, [config], clock)
+        (found,) = search(*_given(vlm, worn.decoder(vlm.decoder, [0]), [row], context, [config], clock))
     return [_sound(_answer(vlm, row, one, config, clock)) for one in found[:n]]
 
 
@@ -77,6 +85,22 @@ def streamed(vlm: VLM, compression: Compression, question: Question, config: Gen
     clock = Clock(device_of(vlm))
     row, context = _single(vlm, compression, question, config, recall, worn, clock)
     return Stream(_pieces(vlm, worn.decoder(vlm.decoder, [0]), row, context, config, clock))
+
+
+def checked(vlm: VLM, config: GenerationConfig, n: int = 1) -> None:
+    """Raise InputError, before any work, for settings that this model cannot follow, and for more answers than memory can hold.
+
+    `n` answers are wanted of one question. A search has at most as many beams as the model has words.
+    """
+    guided(vlm, config)
+    beams, words, device = int(config.num_beams), vlm.decoder.config.vocabulary, device_of(vlm)
+    if beams > words:
+        raise InputError(f"it is {beams}, but the model has {words} tokens to begin with; ask for fewer", item="num_beams")
+    if beams > 1:
+        check_room(working(config, words, len(vlm.stop_ids)), device, f"{beams} beams", "num_beams")
+    elif n > 1:
+        length = min(int(config.max_tokens), vlm.context)
+        check_room(n * (_ANSWER + _TOKEN * length), torch.device("cpu"), f"{n} answers of up to {length} tokens", "n")
 
 
 def guided(vlm: VLM, config: GenerationConfig) -> Guide:
@@ -137,18 +161,14 @@ def _single(
     return row, ready.context
 
 
-def _steps(
+def _given(
     vlm: VLM, speaker: Decoder, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock
-) -> Iterator[Step]:
+) -> tuple[
+    Decoder, Float[Tensor, "b d"], KVCache, Sequence[GenerationConfig], Decode, frozenset[int], list[tuple[int, ...]], float, list[Guide]
+]:
+    """What `generate` and `search` are told of rows that have been read."""
     words, guides = [row.words for row in rows], [guided(vlm, config) for config in configs]
-    return generate(speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began, guides)
-
-
-def _searched(
-    vlm: VLM, speaker: Decoder, rows: Sequence[Row], context: Context, configs: Sequence[GenerationConfig], clock: Clock
-) -> list[tuple[Generated, ...]]:
-    words, guides = [row.words for row in rows], [guided(vlm, config) for config in configs]
-    return search(speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began, guides)
+    return speaker, context.hidden, context.cache, configs, vlm.tokenizer.decode, vlm.stop_ids, words, clock.began, guides
 
 
 def _said(
@@ -156,8 +176,8 @@ def _said(
 ) -> list[Generated]:
     """The whole of every row: the best of its beams, where a row has any."""
     if any(config.num_beams > 1 for config in configs):
-        return [found[0] for found in _searched(vlm, speaker, rows, context, configs, clock)]
-    return collect(_steps(vlm, speaker, rows, context, configs, clock), len(rows))
+        return [found[0] for found in search(*_given(vlm, speaker, rows, context, configs, clock))]
+    return collect(generate(*_given(vlm, speaker, rows, context, configs, clock)), len(rows))
 
 
 def _pieces(vlm: VLM, speaker: Decoder, row: Row, context: Context, config: GenerationConfig, clock: Clock) -> Generator[str, None, Answer]:
@@ -170,7 +190,7 @@ def _pieces(vlm: VLM, speaker: Decoder, row: Row, context: Context, config: Gene
             yield str(answer)
         return answer
     said: list[Step] = []
-    steps = _steps(vlm, speaker, [row], context, [config], clock)
+    steps = generate(*_given(vlm, speaker, [row], context, [config], clock))
     begun = False
     while True:
         # only the work is timed, not what the reader does between two pieces

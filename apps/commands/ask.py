@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         save(draw([load(path) for path in paths], answers[0].sights, question, str(answers[0])), Path(args.explain))
     if args.json:
-        told = [_told(answer, pipe) for answer in answers]
+        told = [_told(answer, pipe, config) for answer in answers]
         print(json.dumps({"answers": told} if args.n > 1 else told[0]))
     elif args.n > 1:
         print("\n\n".join(answers))
@@ -105,8 +105,8 @@ def _several(
     )
 
 
-def _told(answer: Answer, pipe: Pipeline) -> dict[str, object]:
-    told = as_json(answer, pipe.vlm.name, pipe.vlm.tokenizer)
+def _told(answer: Answer, pipe: Pipeline, config: GenerationConfig) -> dict[str, object]:
+    told = as_json(answer, pipe.vlm.name, pipe.vlm.tokenizer, config)
     # one question asked once recalls nothing
     tokens = {name: count for name, count in asdict(answer.tokens).items() if name != "recalled"}
     return told | {"tokens": tokens}

@@ -13,8 +13,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from mmsdk.answer import Answer
 from mmsdk.apps import demo
+from mmsdk.apps.answers import as_json
 from mmsdk.apps.cli import main
+from mmsdk.generate.config import GenerationConfig
+from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 
 
@@ -114,6 +118,12 @@ def test_beams_are_told_with_their_scores_and_said_in_one_piece(model: Path, pho
     assert main(words) == 0 and capsys.readouterr().out.count("\n") >= 1
     for wrong, item in (["--num-beams", "0"], "num_beams"), (["--temperature", "1"], "num_beams"), (["--n", "4"], "n: it is 4"):
         assert main([*words, *wrong]) == 2 and item in capsys.readouterr().err
+
+
+def test_a_score_of_nothing_is_a_score(small: Mini) -> None:
+    for beams, told in ((1, False), (2, True)):
+        found = as_json(Answer("yes"), "mini", small.tokenizer, GenerationConfig(num_beams=beams))
+        assert ("score" in found) == told and found.get("score", 0.0) == 0.0
 
 
 def test_text_is_streamed_and_errors_of_a_clip_are_one_line(model: Path, clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
