@@ -55,17 +55,18 @@ class Rounded:
         """Bytes of one block."""
         return self._codes[0, 0].nbytes + self._scale[0, 0].nbytes + self._low[0, 0].nbytes
 
-    def put(self, layers: range, exact: Float[Tensor, "layers blocks page g d"], source: Sequence[int], columns: Sequence[int]) -> None:
-        """Round whole blocks of a pool of all layers."""
+    def put(
+        self, layers: range, exact: Float[Tensor, "layers blocks page g d"], source: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> None:
+        """Round these whole blocks of a pool of all layers into these columns."""
         here = slice(layers.start, layers.stop)
         kept = self._codes[here], self._scale[here], self._low[here]
         if self._bits in LEVELS:
-            old, new = torch.tensor(source, device=exact.device), torch.tensor(columns, device=exact.device)
-            kv_round(exact[here], old, new, *kept, self._bits, channels=self._dim == 2)
+            kv_round(exact[here], source, columns, *kept, self._bits, channels=self._dim == 2)
             return
-        found = encode(exact[here, list(source)], self._dim, self._bits)
+        found = encode(exact[here, source], self._dim, self._bits)
         for pool, part in zip(kept, (found.codes, found.scale, found.low), strict=True):
-            pool[:, list(columns)] = part
+            pool[:, columns] = part
 
     def of(self, layer: int) -> Codes:
         """All blocks of a layer, as they lie."""
@@ -143,9 +144,10 @@ class RoundedPages:
         dues = [self._due(row) for row in rows]
         fresh = self.old.take(layers, sum(dues)) if any(dues) else []
         for row, due in [pair for pair in zip(rows, dues, strict=True) if pair[1]]:
-            new, fresh, source = fresh[:due], fresh[due:], row.columns[:due]
+            new, fresh = fresh[:due], fresh[due:]
+            source, columns = torch.tensor([row.columns[:due], new], device=self.device)
             for pool, rounded in ((self.recent.keys, self._keys), (self.recent.values, self._values)):
-                rounded.put(layers, pool, source, new)
+                rounded.put(layers, pool, source, columns)
             self.blocks.give(layers, row.grow_old(new, self.page))
         return any(dues)
 
