@@ -70,7 +70,7 @@ class Video:
         whole clips, `agreement` the share of which the judge reads colour, shape and direction as they were asked for. Raises InputError
         for sizes that cannot be, and for a kind that needs a model where none is named.
         """
-        for name in ("heads", "head_dim", "repeats", "wave_tokens", "wave_heads", "clips", "steps"):
+        for name in ("heads", "head_dim", "repeats", "wave_tokens", "wave_heads", "clips", "steps", "world_frames"):
             if getattr(self, name) < 1:
                 raise InputError(f"it is {getattr(self, name)}, it must be at least 1", item=name)
         if self.kind in _OF_MODEL and not self.model:

@@ -6,14 +6,12 @@ import time
 from pathlib import Path
 
 from mmsdk.apps.console import busy
-from mmsdk.diffusion.filming import HOW
+from mmsdk.diffusion.filming import check_maker
 from mmsdk.errors import InputError
 from mmsdk.pipeline import pipeline
 from mmsdk.vision.films import check_film
 
 __all__ = ["run"]
-
-_SHIPPED = "mini"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,10 +20,7 @@ def run(args: argparse.Namespace) -> int:
     check_film(out)
     if args.steps is not None and args.steps < 1:
         raise InputError(f"it is {args.steps}, expected at least 1", item="--steps")
-    if args.model == _SHIPPED:
-        raise InputError(f"no video model comes with mmsdk yet; {HOW}: --model build/train_video/model", item=args.model)
-    if "/" not in args.model and not Path(args.model).is_dir():
-        raise InputError("there is no such folder; `python -m mmsdk.apps.train_video` trains a model and writes one", item=args.model)
+    check_maker(args.model)
     with busy(f"loading {args.model}"):
         pipe = pipeline("video-generation", args.model, dtype=args.dtype, device=args.device, progress=not args.json)
     begun = time.perf_counter()

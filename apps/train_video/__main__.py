@@ -4,7 +4,7 @@ Trains the model, writes it to `FOLDER/model`, where `mmsdk imagine --model FOLD
 reads in clips of held-out sentences. What is done is not done again. Exit codes are those of `mmsdk`.
 
 `--kind world` trains a model that goes frame by frame through a larger world, by actions, and `--kind upscaler` the map between the two
-stages of the first, which is written beside it.
+stages of the first, which is written beside it. What has not come to its end is not written, unless by `--now`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from mmsdk.apps.train_video.roam import RECIPE
 from mmsdk.apps.train_video.score import asked, drawn_score, score
 from mmsdk.diffusion.dit import DiTConfig
 from mmsdk.diffusion.imagine import UPSCALER, open_imaginer, pixels, save_imaginer
-from mmsdk.diffusion.upscale import open_upscaler
+from mmsdk.diffusion.upscale import open_upscaler, save_upscaler
 from mmsdk.errors import MmsdkError
 from mmsdk.precision import native_bfloat16
 from mmsdk.vision.films import sheet
@@ -36,6 +36,8 @@ from mmsdk.vision.films import sheet
 __all__ = ["JUDGE", "MODEL", "main"]
 
 JUDGE, MODEL = "judge.safetensors", "model"
+_UNREAD: dict[str, tuple[str, ...]] = {"clips": (), "world": ("sampling",), "upscaler": ("dtype", "no_compile", "sampling")}
+"""What a kind does not read."""
 _FOLDERS = {"clips": "build/train_video", "world": "build/train_world", "upscaler": "build/train_video"}
 
 
@@ -54,9 +56,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="auto is bfloat16 where it is native")
     parser.add_argument("--every", type=float, default=180.0, help="seconds from one checkpoint to the next")
     parser.add_argument("--stop-after", type=int, help="end after so many steps; the next call goes on")
-    parser.add_argument("--evaluate", type=int, default=48, help="held-out sentences to make clips of at the end (0: none)")
-    parser.add_argument("--sampling", type=int, default=20, help="steps of each of these clips")
-    parser.add_argument("--now", action="store_true", help="write and try the model as it stands, and train no further")
+    parser.add_argument("--evaluate", type=int, default=48, help="held-out sentences, worlds or clips to try it on at the end (0: none)")
+    parser.add_argument("--sampling", type=int, default=20, help="steps of each clip of a sentence")
+    parser.add_argument("--now", action="store_true", help="write and try what is trained as it stands, and train no further")
     parser.add_argument("--no-compile", action="store_true", help="run without torch.compile (slower, no C++ compiler needed)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args(argv)
@@ -65,6 +67,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if len(args.steps or usual) != len(usual) or min(args.steps or usual) < 0:
         parser.error(f"--steps takes {len(usual)} numbers of at least 0 for --kind {args.kind}")
     args.steps = args.steps or usual
+    for name in _UNREAD[args.kind]:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} is not for --kind {args.kind}")
     return args
 
 
@@ -100,10 +105,14 @@ def _world(args: argparse.Namespace) -> int:
 
 
 def _upscaler(args: argparse.Namespace) -> int:
+    done, upscaler = finer.taught(args.folder, args.steps[0], args.every, 0 if args.now else args.stop_after, args.seed)
+    if _stopped(args, done, args.steps[0]):
+        return INTERRUPTED if args.stop_after is None else 0
     target = args.folder / MODEL / UPSCALER
     target.parent.mkdir(exist_ok=True)
-    done = finer.taught(args.folder, target, args.steps[0], args.every, 0 if args.now else args.stop_after)
-    print(json.dumps({"of": "upscaler", "steps": done, **finer.gained(open_upscaler(target, 3))}))
+    save_upscaler(target, upscaler)
+    if args.evaluate:
+        print(json.dumps({"of": "upscaler", "steps": done, **finer.gained(open_upscaler(target, 3), args.evaluate)}))
     return 0
 
 
@@ -113,10 +122,15 @@ def _learned(args: argparse.Namespace, recipe: Recipe, config: DiTConfig, lesson
     if compiled:
         check_compiling()
     done, learner = train(recipe, args.folder, _dtype(args), config, args.every, stop_after, compiled, lesson)
-    if done < recipe.steps and not args.now:
-        print(f"\nstopped after {done} of {recipe.steps} steps; the same command goes on from there", file=sys.stderr)
-        return None
-    return learner
+    return None if _stopped(args, done, recipe.steps) else learner
+
+
+def _stopped(args: argparse.Namespace, done: int, steps: int) -> bool:
+    """Whether there is more to learn before it is written, and that told."""
+    short = done < steps and not args.now
+    if short:
+        print(f"\nstopped after {done} of {steps} steps; the same command goes on from there", file=sys.stderr)
+    return short
 
 
 def _dtype(args: argparse.Namespace) -> torch.dtype:

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmsdk.apps.train_video.world import SIDE, VOCABULARY, Stories, drawn, film
+from mmsdk.apps.train_video.world import SIDE, VOCABULARY, drawn, film
 from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.rotary import Spread, Waves
 from mmsdk.diffusion.words import Words
 
-__all__ = ["CLEANEST", "CONFIG", "STAGES", "Recipe", "Stage", "begun", "loss_of", "rate", "stage_of"]
+__all__ = ["CLEANEST", "CONFIG", "STAGES", "Recipe", "Stage", "begun", "loss_of", "rate", "spoken", "stage_of"]
 
 _PATCH = 4
 _SPREAD = Spread(SIDE // _PATCH)
@@ -114,7 +114,7 @@ def loss_of(model: DiT, words: Words, recipe: Recipe, step: int, dtype: torch.dt
     shift = recipe.shift * side / SIDE
     sigma = CLEANEST + (1 - CLEANEST) * shift * even / (1 + (shift - 1) * even)
     mixed = torch.lerp(clips, noise, sigma.view(-1, 1, 1, 1, 1))
-    numbers = words.numbers(_told(stories, recipe.dropped, generator))
+    numbers = words.numbers(spoken(stories.captions(), recipe.dropped, generator))
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         velocity = model(mixed, 1000 * sigma, words(numbers))
     error = (velocity.float() - (noise - clips)).square().mean((1, 2, 3, 4))
@@ -122,6 +122,7 @@ def loss_of(model: DiT, words: Words, recipe: Recipe, step: int, dtype: torch.dt
     return loss
 
 
-def _told(stories: Stories, dropped: float, generator: torch.Generator) -> Sequence[str]:
-    silent = torch.rand(len(stories), generator=generator) < dropped
-    return ["" if quiet else text for text, quiet in zip(stories.captions(), silent.tolist(), strict=True)]
+def spoken(captions: Sequence[str], dropped: float, generator: torch.Generator) -> list[str]:
+    """The captions, a share of them dropped."""
+    silent = torch.rand(len(captions), generator=generator) < dropped
+    return ["" if quiet else text for text, quiet in zip(captions, silent.tolist(), strict=True)]

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.imagine import Imaginer, Screen
 from mmsdk.diffusion.words import Words
 
-__all__ = ["CHECKPOINT", "Learner", "Lesson", "train"]
+__all__ = ["CHECKPOINT", "Learner", "Lesson", "Stop", "put_state", "state_of", "train", "written"]
 
 CHECKPOINT = "checkpoint.safetensors"
 _LOGGED = 25  # steps
@@ -72,12 +72,7 @@ class Learner:
     def save(self, folder: Path, step: int) -> None:
         """Everything a resumed run needs, written whole or not at all."""
         tensors = self.weights() | {f"average.{name}": value for name, value in self.average.items()}
-        for index, state in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{name}": value for name, value in state.items()}
-        tensors["step"] = torch.tensor(step)
-        part = folder / "checkpoint.part"
-        save_file({name: value.contiguous() for name, value in tensors.items()}, part)
-        os.replace(part, folder / CHECKPOINT)
+        written(folder / CHECKPOINT, tensors | state_of(self.optimiser), step)
 
     def resume(self, folder: Path) -> int:
         """Load the checkpoint, if there is one; the step to go on with."""
@@ -87,19 +82,37 @@ class Learner:
         tensors = load_file(path)
         self.put(tensors)
         self.average = {name: tensors[f"average.{name}"] for name in self.average}
-        state = self.optimiser.state_dict()
-        state["state"] = {}
-        for key, value in tensors.items():
-            if key.startswith("optimiser."):
-                _, index, name = key.split(".")
-                state["state"].setdefault(int(index), {})[name] = value
-        self.optimiser.load_state_dict(state)
+        put_state(self.optimiser, tensors)
         return int(tensors["step"])
 
     def imaginer(self, recipe: Recipe) -> Imaginer:
         """What was learned, averaged, as it is used."""
         self.put(self.average)
         return Imaginer(self.model.eval().requires_grad_(False), self.words.requires_grad_(False), Screen(shift=recipe.shift))
+
+
+def state_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser remembers, as tensors by name."""
+    states = optimiser.state_dict()["state"].items()
+    return {f"optimiser.{index}.{name}": value for index, state in states for name, value in state.items()}
+
+
+def put_state(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Let it remember what `state_of` gave; other tensors are passed over."""
+    state = optimiser.state_dict()
+    state["state"] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimiser."):
+            _, index, name = key.split(".")
+            state["state"].setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict(state)
+
+
+def written(path: Path, tensors: Mapping[str, Tensor], step: int) -> None:
+    """Write a checkpoint of a step, whole or not at all."""
+    part = path.with_suffix(".part")
+    save_file({name: value.contiguous() for name, value in {**tensors, "step": torch.tensor(step)}.items()}, part)
+    os.replace(part, path)
 
 
 def train(
@@ -123,7 +136,7 @@ def train(
     end = recipe.steps if stop_after is None else min(recipe.steps, first + stop_after)
     saved, begun_at, losses = time.monotonic(), time.monotonic(), list[float]()
     bar = tqdm(range(first, end), initial=first, total=recipe.steps, desc="training", unit="step", mininterval=10)
-    with bar, _compiled(learner.model, compiled), _Stop() as stopping:
+    with bar, _compiled(learner.model, compiled), Stop() as stopping:
         for step in bar:
             losses.append(learner.step(recipe, step, dtype, lesson))
             done = step + 1
@@ -155,13 +168,13 @@ def _compiled(model: DiT, wanted: bool) -> Iterator[None]:
         yield
 
 
-class _Stop:
+class Stop:
     """Within, the first Ctrl-C is a wish to stop after this step; after it, and outside, Ctrl-C is what it was."""
 
     def __init__(self) -> None:
         self.asked = False
 
-    def __enter__(self) -> "_Stop":
+    def __enter__(self) -> "Stop":
         self._before = signal.signal(signal.SIGINT, self._ask)
         return self
 

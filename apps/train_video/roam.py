@@ -5,7 +5,6 @@ once (teacher forcing, arXiv 2412.07772): clean frames and noisy ones side by si
 it, some of which are hidden, as a bounded memory would not read them. Every step is a pure function of the seed and its number.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmsdk.apps.train_video.learn import CLEANEST, CONFIG, Recipe, Stage, stage_of
+from mmsdk.apps.train_video.learn import CLEANEST, CONFIG, Recipe, Stage, spoken, stage_of
 from mmsdk.apps.train_video.world import COLOURS, SHAPES, SIDE, cover, palette
 from mmsdk.diffusion.dit import DiT
 from mmsdk.diffusion.imagine import Imaginer, Screen
@@ -44,7 +43,7 @@ PIXELS, FRAMES = 32, 10
 ACTIONS: dict[str, tuple[float, float]] = {"stay": (0, 0), "left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 STRIDE = 16.0  # lengths that the window goes in a step: 8 pixels, two tokens
 ROAMING = replace(CONFIG, rotary=Roaming(), standing=Anywhere())
-RECIPE = Recipe((Stage(PIXELS, 6000, 2, 7e-4),), shift=3.0)
+RECIPE = Recipe((Stage(PIXELS, 6000, 2, 7e-4),), dropped=0.5, shift=3.0)
 _THINGS, _APART = 9, 40.0
 _HIDDEN = 0.3
 
@@ -148,7 +147,7 @@ def loss_of(model: DiT, words: Words, recipe: Recipe, step: int, dtype: torch.dt
     hidden = torch.rand(stage.rows, FRAMES, FRAMES, generator=generator) < _HIDDEN
     tokens = (stage.side // model.config.patch[1]) * (stage.side // model.config.patch[2])
     times = torch.cat((torch.zeros_like(sigma), 1000 * sigma), 1).repeat_interleave(tokens, 1)
-    condition = words(words.numbers(_told(lands, generator)))
+    condition = words(words.numbers(spoken(lands.captions(), recipe.dropped, generator)))
     window = places * (STRIDE * stage.side / SIDE) / torch.tensor(model.config.patch[1:], dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         velocity = model(both, times, replace(condition, places=torch.cat((window, window), 1)), Taught(hidden))
@@ -163,8 +162,3 @@ def save(folder: Path, imaginer: Imaginer) -> None:
     moves = {name: (rows * pixel, columns * pixel) for name, (rows, columns) in ACTIONS.items()}
     screen = Screen(1, PIXELS, PIXELS, 8.0, RECIPE.shift)
     save_world_model(folder, WorldModel(replace(imaginer, screen=screen, scale=1.0), moves))
-
-
-def _told(lands: Lands, generator: torch.Generator) -> Sequence[str]:
-    silent = torch.rand(len(lands.colour), generator=generator) < 0.5
-    return ["" if quiet else text for text, quiet in zip(lands.captions(), silent.tolist(), strict=True)]

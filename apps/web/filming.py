@@ -50,7 +50,7 @@ class Films:
         self._load = load
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="films")
         self._pipe: VideoGeneration | None = None
-        self._lock = Lock()
+        self._lock, self._closed = Lock(), Event()
 
     def pipe(self) -> VideoGeneration:
         """The model, loaded once. Raises what loading raises."""
@@ -71,19 +71,21 @@ class Films:
                 with suppress(Empty):
                     step = told.get(timeout=STEP)
                 yield Progress(step, time.perf_counter() - begun)
-            yield Progress(order.steps, time.perf_counter() - begun, future.result())
+            if not self._closed.is_set():
+                yield Progress(order.steps, time.perf_counter() - begun, future.result())
         finally:
             # whoever has left, or has enough, leaves the processor to the next one
             over.set()
             _dropped(future)
 
     def close(self) -> None:
-        """Begin no further clip."""
+        """Begin no further clip, and end the one that is being made after its step: a program that ends waits for it."""
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _made(self, order: Order, told: "SimpleQueue[int]", over: Event) -> Clip:
         def advance(step: int) -> None:
-            if over.is_set():
+            if over.is_set() or self._closed.is_set():
                 raise _StoppedError
             told.put(step)
 

@@ -23,7 +23,7 @@ from mmsdk.apps.web.filming import Films
 from mmsdk.apps.web.models import Models
 from mmsdk.apps.web.page import build
 from mmsdk.apps.web.theme import style, theme
-from mmsdk.diffusion.filming import VideoGeneration
+from mmsdk.diffusion.filming import VideoGeneration, check_maker
 from mmsdk.errors import InputError
 from mmsdk.families import open_model
 from mmsdk.kv.memory import memory_of
@@ -69,11 +69,10 @@ def _models(args: argparse.Namespace) -> Models:
 
 
 def _films(args: argparse.Namespace) -> Films | None:
-    """The model that makes clips, if one was named. Raises InputError for a folder that there is not."""
+    """The model that makes clips, if one was named. Raises ModelError for a folder that there is not."""
     if not args.video_model:
         return None
-    if "/" not in args.video_model and not Path(args.video_model).is_dir():
-        raise InputError("there is no such folder; `python -m mmsdk.apps.train_video` trains a model and writes one", item=args.video_model)
+    check_maker(args.video_model)
 
     def load() -> VideoGeneration:
         return pipeline("video-generation", args.video_model, dtype=args.dtype, device=args.device, progress=False)

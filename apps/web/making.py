@@ -21,7 +21,7 @@ from mmsdk.vision.films import animated
 __all__ = ["tab"]
 
 TEXT = "a red ball moves left behind a blue box"
-MOST = 60  # steps
+MOST, FARTHEST = 60, 8  # steps, and how far guidance goes
 STOPPED = "stopped"
 Outputs = tuple[Any, ...]
 
@@ -45,9 +45,8 @@ class MakingTab:
         """The clip of a text. Outputs: figure, status, visitor."""
         visitor.stops += 1
         began = visitor.stops
-        order = Order(
-            text, _whole(seed, 0, 2**31, "seed"), _whole(steps, 1, MOST, "steps"), float(guidance), attention, cache, bool(two_stage)
-        )
+        numbers = _whole(seed, 0, 2**31, "seed"), _whole(steps, 1, MOST, "steps"), _real(guidance, 1, FARTHEST, "guidance")
+        order = Order(text, *numbers, attention, cache, bool(two_stage))
         yield gr.skip(), markup.status(f"loading {self.films.name}, or waiting for a clip before this one", busy=True), visitor
         for progress in self.films.make(order, lambda: visitor.stops != began):
             if progress.clip is not None:
@@ -72,7 +71,7 @@ def tab(films: Films) -> None:
             note = gr.HTML(markup.status(), elem_id="film-status", elem_classes="mm-out")
             seed = gr.Slider(0, 999, 0, step=1, label="Seed", elem_id="film-seed", buttons=[])
             steps = gr.Slider(1, MOST, 20, step=1, label="Steps", elem_id="film-steps", buttons=[])
-            guidance = gr.Slider(1, 8, 3, step=0.5, label="Guidance", elem_id="film-guidance", buttons=[])
+            guidance = gr.Slider(1, FARTHEST, 3, step=0.5, label="Guidance", elem_id="film-guidance", buttons=[])
             attention = gr.Dropdown(attentions, value="dense", label="Attention", allow_custom_value=True, elem_id="film-attention")
             cache = gr.Dropdown(caches, value="none", label="Step cache", allow_custom_value=True, elem_id="film-cache")
             two_stage = gr.Checkbox(False, label="First half of the steps at half the size", elem_id="film-two-stage")
@@ -92,9 +91,13 @@ def _stop(visitor: Visitor) -> str:
 
 
 def _whole(value: Any, least: int, most: int, name: str) -> int:
+    return int(_real(value, least, most, name))
+
+
+def _real(value: Any, least: int, most: int, name: str) -> float:
     if not isinstance(value, int | float) or not least <= value <= most:
         raise InputError(f"it is {value!r}, expected from {least} to {most}", item=name)
-    return int(value)
+    return float(value)
 
 
 def _blank() -> str:

@@ -2,14 +2,17 @@
 
 A family (`mmsdk.diffusion.models`, one file each) says which model its settings give and what it calls each of our tensors. Nothing is
 unpickled, and no tensor is left out or made up: what is missing, left over or of another shape is listed, all of it, before any is read.
+What is written is there as a whole or not at all.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -17,7 +20,7 @@ from mmsdk.errors import ModelError
 from mmsdk.weights.fields import Fields, read_fields
 from mmsdk.weights.safetensors import Checkpoint, open_checkpoint
 
-__all__ = ["Family", "Layers", "Names", "attention", "read"]
+__all__ = ["Family", "Layers", "Names", "attention", "read", "write", "write_weights"]
 
 Model = TypeVar("Model", bound=nn.Module, covariant=True)
 
@@ -84,6 +87,19 @@ def read(folder: Path, family: Family[Model], dtype: torch.dtype, device: torch.
         state[name] = stored.reshape(shape).to(device, dtype, copy=True)
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(False).eval()
+
+
+def write_weights(path: Path, module: nn.Module, dtype: torch.dtype) -> None:
+    """Write a module's tensors, each in a dtype, by our names. Raises OSError as the disk does."""
+    state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in module.state_dict().items()}
+    write(path, safetensors.torch.save(state))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file beside its place, and move it there once it is whole. Raises OSError as the disk does."""
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    os.replace(part, path)
 
 
 def _by(table: Mapping[str, str], ours: str) -> str:

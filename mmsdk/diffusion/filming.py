@@ -25,16 +25,18 @@ from mmsdk.diffusion.borrowed import borrowed
 from mmsdk.diffusion.caching import StepCache, step_cache
 from mmsdk.diffusion.clip import Clip
 from mmsdk.diffusion.generate import to_nobody
+from mmsdk.diffusion.guidance import scale_of
 from mmsdk.diffusion.imagine import open_imaginer
 from mmsdk.diffusion.making import Maker, Screen, Way, made
+from mmsdk.doors import door
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.vision.values import shown, whole
 from mmsdk.weights.hub import resolve
 from mmsdk.weights.parts import INDEX
 
-__all__ = ["HOW", "VideoGeneration", "open_maker"]
+__all__ = ["VideoGeneration", "check_maker", "open_maker"]
 
-HOW = "train one with `python -m mmsdk.apps.train_video` and name its folder, build/train_video/model"
+_HOW = "train one with `python -m mmsdk.apps.train_video` and name its folder, build/train_video/model"
 _WANTED = (INDEX, *(f"{part}*/*.{kind}" for part in ("transformer", "text_encoder", "tokenizer", "vae", "scheduler") for kind in
            ("json", "safetensors", "txt", "model")))  # fmt: skip
 
@@ -64,6 +66,7 @@ class VideoGeneration:
         frames: int = ..., height: int = ..., width: int = ..., advance: Callable[[int], None] = ...,
     ) -> list[Clip | MmsdkError]: ...  # fmt: skip
 
+    @door
     def __call__(
         self,
         text: str | list[str] | tuple[str, ...],
@@ -94,7 +97,7 @@ class VideoGeneration:
         screen, taken = self.maker.screen.sized(frames, height, width), _steps(steps, self.maker.steps)
         # what is wrong with the words is told before minutes are spent
         attending(attention), step_cache(cache), self.maker.shape(screen)
-        coarse, scale = _coarse(two_stage, taken), _scale(guidance)
+        coarse, scale = _coarse(two_stage, taken), scale_of(guidance)
         clips = list[Clip | MmsdkError]()
         with _told(taken * len(texts), self.progress) as bar:
 
@@ -124,18 +127,23 @@ class VideoGeneration:
             return error.at(index) if isinstance(error, InputError) else error
 
 
+def check_maker(name: str) -> None:
+    """Raises ModelError where a name is that of no folder here, and cannot be one on the hub; nothing is read."""
+    if "/" not in name and not Path(name).is_dir():
+        raise ModelError(f"there is no video model {name!r}; none comes with mmsdk yet: {_HOW}, or a folder of diffusers")
+
+
 def open_maker(name: str, dtype: torch.dtype, device: torch.device) -> Maker:
     """The maker of a folder, or of "org/name" on the hub.
 
     Raises ModelError where no model is of that name or it cannot be run, WeightsError where files are missing or damaged.
     """
-    if "/" not in name and not Path(name).is_dir():
-        raise ModelError(f"there is no video model {name!r}; none comes with mmsdk yet: {HOW}, or a folder of diffusers")
+    check_maker(name)
     folder = resolve(name, _WANTED, nested=True)
     if (folder / INDEX).is_file():
         return borrowed(folder, dtype, device)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has neither {INDEX} nor config.json, so that it is no video model; {HOW}")
+        raise ModelError(f"{folder} has neither {INDEX} nor config.json, so that it is no video model; {_HOW}")
     return open_imaginer(folder, dtype, device)
 
 
@@ -158,12 +166,6 @@ def _steps(steps: object, usual: int) -> int:
     if not whole(steps, 1):
         raise InputError(f"it is {shown(steps)}, expected a whole number of at least 1", item="steps")
     return int(steps)
-
-
-def _scale(guidance: object) -> float | None:
-    if guidance is not None and (isinstance(guidance, bool) or not isinstance(guidance, int | float) or not abs(guidance) < 1e6):
-        raise InputError(f"it is {shown(guidance)}, expected a number", item="guidance")
-    return None if guidance is None else float(guidance)
 
 
 def _coarse(two_stage: object, steps: int) -> int:

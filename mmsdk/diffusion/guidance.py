@@ -12,8 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.diffusion.types import Condition
+from mmsdk.errors import InputError
+from mmsdk.vision.values import shown
 
-__all__ = ["ClassifierFree", "Distilled", "Guidance"]
+__all__ = ["ClassifierFree", "Distilled", "Guidance", "scale_of"]
 
 
 @runtime_checkable
@@ -56,3 +58,10 @@ class Distilled:
     def combined(self, predicted: Sequence[Float[Tensor, "*s"]]) -> Float[Tensor, "*s"]:
         """See `Guidance`."""
         return predicted[0]
+
+
+def scale_of(guidance: object) -> float | None:
+    """How far a call goes, none where that is left to the model. Raises InputError for what is no number that one can go."""
+    if guidance is not None and (isinstance(guidance, bool) or not isinstance(guidance, int | float) or not abs(guidance) < 1e6):
+        raise InputError(f"it is {shown(guidance)}, expected a number", item="guidance")
+    return None if guidance is None else float(guidance)

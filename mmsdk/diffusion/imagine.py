@@ -8,19 +8,18 @@ Every way to make it faster is an argument: a method of sparse attention, a step
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-import safetensors.torch
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from mmsdk.diffusion.attention.types import Selector
 from mmsdk.diffusion.caching import StepCache
-from mmsdk.diffusion.checkpoint import read
+from mmsdk.diffusion.checkpoint import read, write, write_weights
 from mmsdk.diffusion.clip import Clip
 from mmsdk.diffusion.dit import DiT
 from mmsdk.diffusion.generate import to_nobody
@@ -55,7 +54,6 @@ class Imaginer:
     screen: Screen = Screen()
     scale: float = _SCALE
     upscaler: Upscaler = bilinear
-    steps: int = _STEPS
 
     def __call__(
         self,
@@ -80,6 +78,11 @@ class Imaginer:
     def transformer(self) -> DiT:
         """See `Maker`."""
         return self.model
+
+    @property
+    def steps(self) -> int:
+        """See `Maker`."""
+        return _STEPS
 
     def shape(self, screen: Screen) -> Shape:
         """Of what the model makes: [1, 3, frames, height, width]. Raises InputError for sides that its patches do not divide."""
@@ -133,14 +136,16 @@ def open_imaginer(folder: Path | str, dtype: torch.dtype = torch.float32, device
     return Imaginer(model, words.to(model.like).requires_grad_(False), screen, fields.real("guidance_scale", _SCALE), upscaler)
 
 
-def save_imaginer(folder: Path, imagine: Imaginer, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a folder that `open_imaginer` reads; each file whole or not at all, the settings last."""
+def save_imaginer(
+    folder: Path, imagine: Imaginer, dtype: torch.dtype = torch.bfloat16, further: Mapping[str, object] = MappingProxyType({})
+) -> None:
+    """Write a folder that `open_imaginer` reads; each file whole or not at all, the settings last, and `further` ones in their file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, module in ((_WEIGHTS, imagine.model), (_WORDS, imagine.words)):
-        state = {key: value.detach().to("cpu", dtype).contiguous() for key, value in module.state_dict().items()}
-        _written(folder / name, safetensors.torch.save(state))
+        write_weights(folder / name, module, dtype)
     screen, words = imagine.screen, imagine.words
-    told: Mapping[str, object] = small.settings(imagine.model.config) | {
+    told: Mapping[str, object] = {
+        **small.settings(imagine.model.config),
         "frames": screen.frames,
         "height": screen.height,
         "width": screen.width,
@@ -149,8 +154,9 @@ def save_imaginer(folder: Path, imagine: Imaginer, dtype: torch.dtype = torch.bf
         "guidance_scale": imagine.scale,
         "words": " ".join(words.vocabulary),
         "max_words": words.length,
+        **further,
     }
-    _written(folder / SETTINGS, json.dumps(told, indent=2).encode())
+    write(folder / SETTINGS, json.dumps(told, indent=2).encode())
 
 
 def _screen(fields: Fields) -> Screen:
@@ -162,9 +168,3 @@ def _screen(fields: Fields) -> Screen:
         fields.real("fps", usual.rate),
         fields.real("shift", usual.shift),
     )
-
-
-def _written(path: Path, content: bytes) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(content)
-    os.replace(part, path)

@@ -86,11 +86,11 @@ class Maker(Protocol):
 @dataclass(frozen=True, slots=True)
 class Way:
     """How a clip is made: noise by `seed`, `coarse` of the `steps` at half the size, attention, cache, and what guidance goes from and how
-    far; 0 steps and no scale are the maker's own.
+    far; no scale is the maker's own.
     """
 
-    seed: int = 0
-    steps: int = 0
+    seed: int
+    steps: int
     scale: float | None = None
     against: str = ""
     coarse: int = 0
@@ -104,15 +104,14 @@ def made(maker: Maker, text: str, screen: Screen, way: Way, advance: Callable[[i
 
     Raises InputError for a text that cannot be read, and for sizes and steps that cannot be, PluginError for unknown methods.
     """
-    steps = way.steps or maker.steps
-    if not 0 <= way.coarse < steps:
-        raise InputError(f"it is {way.coarse}, of {steps} steps; at least one is taken at the full size", item="coarse")
+    if not 0 <= way.coarse < way.steps:
+        raise InputError(f"it is {way.coarse}, of {way.steps} steps; at least one is taken at the full size", item="coarse")
     shape, generator, begun = maker.shape(screen), torch.Generator().manual_seed(way.seed), time.perf_counter()
     condition, guidance = maker.asked(text, way.scale, way.against)
-    told, schedule = time.perf_counter(), maker.schedule(steps, shape)
+    told, schedule = time.perf_counter(), maker.schedule(way.steps, shape)
     if way.coarse:
-        low = maker.schedule(steps, (*shape[:3], shape[3] // 2, shape[4] // 2))
-        stages = Stages(low, schedule, steps - way.coarse)
+        low = maker.schedule(way.steps, (*shape[:3], shape[3] // 2, shape[4] // 2))
+        stages = Stages(low, schedule, way.steps - way.coarse)
         done = generate_in_two_stages(
             maker.transformer, shape, condition, stages, generator, maker.upscaler, guidance, way.attention, way.cache, advance
         )

@@ -5,15 +5,14 @@ over bilinear resizing; its last layer begins at zero, so that untrained it is b
 mmsdk.apps.train_video --kind upscaler` trains one for our own model and writes it beside that.
 """
 
-import os
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmsdk.diffusion.checkpoint import write_weights
 from mmsdk.errors import ModelError
 from mmsdk.weights.safetensors import open_file
 
@@ -53,10 +52,7 @@ class LatentUpscaler(nn.Module):
 
 def save_upscaler(path: Path, upscaler: LatentUpscaler, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write its weights, as a whole or not at all; their shapes tell its sizes."""
-    state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in upscaler.state_dict().items()}
-    part = path.with_suffix(".part")
-    part.write_bytes(safetensors.torch.save(state))
-    os.replace(part, path)
+    write_weights(path, upscaler, dtype)
 
 
 def open_upscaler(path: Path, channels: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> LatentUpscaler:

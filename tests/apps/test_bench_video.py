@@ -68,7 +68,8 @@ def test_a_memory_of_worlds_brings_back_what_a_window_of_equal_memory_has_lost(t
     roam.save(tmp_path / "model", nobody())
     rows_of = replace(SMALL, kind="world", world=str(tmp_path), clips=1)()
     back = [row for row in rows_of if str(row["method"]).startswith("returns")]
-    assert len(back) == 4 and all(row["pages_read"] == 7 and float(str(row["recall"])) < 1 for row in back)
+    # it makes grey, which is much worse than bare ground, however long it goes and whatever it reads
+    assert len(back) == 4 and all(row["pages_read"] == 7 and row["recall"] == pytest.approx(-7.55, abs=0.1) for row in back)
 
 
 def nobody() -> Imaginer:
@@ -84,8 +85,9 @@ def test_a_kind_that_needs_a_model_says_so_and_other_settings_are_not_mixed(fold
     replace(SMALL, kind="attention", saved=saved)()
     with pytest.raises(InputError, match="other settings"):
         replace(SMALL, kind="attention", saved=saved, seed=1)()
-    with pytest.raises(InputError, match="at least 1"):
-        replace(SMALL, clips=0)()
+    for wrong in (replace(SMALL, clips=0), replace(SMALL, kind="world", world_frames=0)):
+        with pytest.raises(InputError, match="at least 1"):
+            wrong()
 
 
 def test_ways_have_names_of_their_own_and_numbers_are_those_of_their_formulas() -> None:

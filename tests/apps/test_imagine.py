@@ -46,7 +46,7 @@ def test_a_sentence_becomes_a_file(name: str, folder: Path, tmp_path: Path, caps
     ("words", "told"),
     [
         (["a ball"], "train one with"),
-        (["a ball", "--model", "NOWHERE"], "no such folder"),
+        (["a ball", "--model", "NOWHERE"], "no video model 'NOWHERE'"),
         (["a ball", "--model", "MODEL", "--out", "ball.webm"], ".mp4, .gif, .png"),
         (["a ball", "--model", "MODEL", "--out", "no/such/ball.gif"], "cannot be written there"),
         (["a blue ball", "--model", "MODEL"], "'blue' is none of them"),

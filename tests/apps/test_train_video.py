@@ -1,18 +1,21 @@
 """The drawn world against what its sentences say, the judge, and training that goes on where it stood."""
 
 import itertools
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmsdk.apps.interrupts import INTERRUPTED
 from mmsdk.apps.train_video import __main__ as program
 from mmsdk.apps.train_video import finer, roam
 from mmsdk.apps.train_video.judge import open_judge, teach
-from mmsdk.apps.train_video.learn import CONFIG, STAGES, Recipe, Stage, begun, loss_of, rate, stage_of
+from mmsdk.apps.train_video.learn import CONFIG, STAGES, Recipe, Stage, begun, loss_of, rate, spoken, stage_of
 from mmsdk.apps.train_video.loop import CHECKPOINT, train
 from mmsdk.apps.train_video.score import asked, drawn_score, told
 from mmsdk.apps.train_video.world import COLOURS, DIRECTIONS, FRAMES, RELATIONS, SHAPES, SIDE, VOCABULARY, Stories, drawn, film
@@ -20,7 +23,6 @@ from mmsdk.diffusion.attention.types import Grid
 from mmsdk.diffusion.dit import DiT
 from mmsdk.diffusion.imagine import open_imaginer
 from mmsdk.diffusion.types import Condition, Spot
-from mmsdk.diffusion.upscale import open_upscaler
 from mmsdk.diffusion.words import Words
 from mmsdk.diffusion.world.door import EXACT
 from mmsdk.diffusion.world.memory import Paging, WorldMemory
@@ -240,21 +242,72 @@ def test_the_program_trains_a_world_and_an_upscaler(
     with pytest.raises(SystemExit):
         program.main(["--kind", "world", "--steps", "1", "2"])
     upscaler = ["--kind", "upscaler", "--folder", str(tmp_path), "--steps", "2"]
-    assert program.main([*upscaler, "--stop-after", "1"]) == 0 and program.main(upscaler) == 0
-    assert '"steps": 2' in capsys.readouterr().out and (tmp_path / "model" / "upscaler.safetensors").is_file()
+    written = tmp_path / "model" / "upscaler.safetensors"
+    assert program.main([*upscaler, "--stop-after", "1"]) == 0 and not written.exists()
+    assert program.main([*upscaler, "--now", "--evaluate", "0"]) == 0 and written.is_file() and "upscaler" not in capsys.readouterr().out
+    written.unlink()
+    assert program.main([*upscaler, "--evaluate", "1"]) == 0 and '"steps": 2' in capsys.readouterr().out and written.is_file()
 
 
-def test_an_upscaler_learns_more_than_bilinear_and_goes_on_where_it_stood(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    finer.taught(whole, whole / "a.safetensors", 6, width=4)
-    finer.taught(parts, parts / "a.safetensors", 6, stop_after=3, width=4)
-    assert finer.taught(parts, parts / "a.safetensors", 6, width=4) == 6
-    one, other = (load_file(folder / "a.safetensors") for folder in (whole, parts))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    gained = finer.gained(open_upscaler(whole / "a.safetensors", 3), clips=1)
-    assert gained["upscaler"] != gained["bilinear"] > 0
+@pytest.mark.parametrize(
+    "words",
+    [["upscaler", "--dtype", "bfloat16"], ["upscaler", "--no-compile"], ["upscaler", "--sampling", "4"], ["world", "--sampling", "4"]],
+)
+def test_what_a_kind_does_not_read_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--kind", *words])
+    assert f"{words[1]} is not for --kind {words[0]}" in capsys.readouterr().err
+
+
+def test_an_upscaler_goes_on_where_it_stood_and_ctrl_c_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, before, steps = finer._step, signal.getsignal(signal.SIGINT), list[int]()
+
+    def interrupted(*given: Any) -> None:
+        steps.append(len(steps))
+        if len(steps) == 2:
+            signal.raise_signal(signal.SIGINT)
+        plain(*given)
+
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    _, whole = finer.taught(tmp_path / "whole", 6, width=4)
+    with monkeypatch.context() as broken:
+        broken.setattr(finer, "_step", interrupted)
+        assert finer.taught(tmp_path / "parts", 6, width=4)[0] == 2 and signal.getsignal(signal.SIGINT) is before
+    assert finer.taught(tmp_path / "parts", 6, stop_after=1, width=4)[0] == 3
+    done, parts = finer.taught(tmp_path / "parts", 6, width=4)
+    one, other = whole.state_dict(), parts.state_dict()
+    assert done == 6 and all(torch.equal(one[name], other[name]) for name in one)
+    (tmp_path / "seed").mkdir()
+    _, another = finer.taught(tmp_path / "seed", 6, seed=1, width=4)
+    assert not torch.equal(another.enter.weight, whole.enter.weight)
+
+
+def test_an_interrupted_upscaler_is_not_written_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(finer, "_step", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert program.main(["--kind", "upscaler", "--folder", str(tmp_path), "--steps", "2"]) == INTERRUPTED
+    assert "stopped after 1 of 2 steps" in capsys.readouterr().err and not (tmp_path / "model").exists()
+
+
+def test_an_upscaler_learns_more_than_bilinear(tmp_path: Path) -> None:
+    _, upscaler = finer.taught(tmp_path, 40, width=8)
+    gained = finer.gained(upscaler, clips=2)
+    assert 0 < gained["upscaler"] < gained["bilinear"]
+
+
+def test_captions_are_dropped_by_the_share_of_the_recipe() -> None:
+    captions = [f"a {number}" for number in range(1000)]
+    for share in (0.0, roam.RECIPE.dropped, 1.0):
+        kept = spoken(captions, share, seeded())
+        assert abs(kept.count("") - 1000 * share) < 60 and all(text in ("", caption) for text, caption in zip(kept, captions, strict=True))
+    torch.manual_seed(0)
+    model = DiT(replace(roam.ROAMING, heads=1, head_dim=12, hidden=16, layers=1, text_width=8, frequencies=8))
+    recipe, words = replace(roam.RECIPE, stages=(Stage(16, 1, 1, 1e-3),)), Words(VOCABULARY, 8, 12)
+    with torch.no_grad():
+        all_told, none_told = (roam.loss_of(model, words, replace(recipe, dropped=share), 0, torch.float32) for share in (0.0, 1.0))
+    assert all_told != none_told
 
 
 def test_a_judge_reads_frames_and_is_held_against_what_was_told(tmp_path: Path) -> None:

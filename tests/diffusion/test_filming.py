@@ -1,6 +1,7 @@
 """The doors to clips and worlds: batches with errors in them, words that cannot be, and a memory that stays as small as it is."""
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 import mmsdk
+from mmsdk.diffusion import imagine
 from mmsdk.diffusion.clip import Clip
 from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.filming import VideoGeneration
-from mmsdk.diffusion.imagine import UPSCALER, Imaginer, open_imaginer, save_imaginer
+from mmsdk.diffusion.guidance import scale_of
+from mmsdk.diffusion.imagine import SETTINGS, UPSCALER, Imaginer, open_imaginer, save_imaginer
 from mmsdk.diffusion.making import Screen
 from mmsdk.diffusion.rotary import Anywhere, Roaming, Spread, Waves
 from mmsdk.diffusion.upscale import LatentUpscaler, bilinear, open_upscaler, save_upscaler
@@ -194,6 +197,11 @@ def test_a_world_begins_with_a_picture_and_refuses_what_is_no_action(roaming: Wo
         assert world.frames == 1 and world.step("left").source == "frame 2"
         with pytest.raises(InputError, match="is none of them"):
             world.reset(text="a dog")
+        for guidance in (float("nan"), float("inf")):
+            with pytest.raises(InputError, match="guidance: it is .*expected a number"):
+                world.reset(guidance=guidance)
+        with pytest.raises(InputError, match="seed, steps: .* below"):
+            world.reset(2**63)
         assert world.frames == 2, "what could not begin has ended nothing"
     assert not [path for path in tmp_path.iterdir() if path.is_dir()], "pages go with their world"
 
@@ -214,6 +222,46 @@ def test_a_step_that_is_broken_off_ends_the_world(roaming: WorldModel, tmp_path:
             world.step("left")
         world.reset()
         assert torch.equal(world.step("left").pixels, before)
+
+
+def test_a_frame_that_is_no_number_is_told_and_not_remembered(tmp_path: Path) -> None:
+    broken = imaginer(replace(CONFIG, rotary=Roaming(), standing=Anywhere()), Screen(1, 8, 8, 4.0, 3.0))
+    broken.model.out.bias.data.fill_(float("nan"))
+    with World(WorldModel(broken, MOVES, 1), folder=tmp_path) as world:
+        with pytest.raises(ModelError, match="frame 1 has values that are no numbers"):
+            world.reset()
+        with pytest.raises(InputError, match="begin with reset"):
+            world.step("left")
+
+
+def test_how_far_guidance_goes_is_a_number_or_left_to_the_model() -> None:
+    assert scale_of(None) is None and scale_of(3) == 3.0 and scale_of(-1.5) == -1.5
+    for wrong in ("3", True, float("nan"), 1e9, [3.0]):
+        with pytest.raises(InputError, match="guidance"):
+            scale_of(wrong)
+
+
+def test_a_folder_under_the_home_folder_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert mmsdk.pipeline("world-model", f"~/{folder.name}", dtype="float32").actions == ()
+
+
+def test_a_world_that_is_broken_off_while_it_is_written_is_none(
+    roaming: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings come last and all at once: there is never a folder that opens as a world without its moves."""
+    written = list[str]()
+
+    def noted(path: Path, content: bytes) -> None:
+        written.append(path.name)
+        if path.name == SETTINGS:
+            assert set(json.loads(content)["moves"]) == set(MOVES)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(imagine, "write", noted)
+    with pytest.raises(KeyboardInterrupt):
+        save_world_model(tmp_path, roaming)
+    assert written == [SETTINGS] and not (tmp_path / SETTINGS).exists()
 
 
 def test_a_model_of_clips_goes_on_by_texts(folder: Path, tmp_path: Path) -> None:

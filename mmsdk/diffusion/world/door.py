@@ -21,6 +21,7 @@ from mmsdk import plugins
 from mmsdk.cache import cache_folder
 from mmsdk.diffusion.caching import Caching, StepCache, step_cache
 from mmsdk.diffusion.generate import Denoiser
+from mmsdk.diffusion.guidance import scale_of
 from mmsdk.diffusion.imagine import SETTINGS
 from mmsdk.diffusion.types import Condition
 from mmsdk.diffusion.world.hybrid import Hybrid
@@ -28,6 +29,7 @@ from mmsdk.diffusion.world.index import Kind
 from mmsdk.diffusion.world.memory import Paging, WorldMemory
 from mmsdk.diffusion.world.model import WorldModel, open_world_model
 from mmsdk.diffusion.world.rollout import denoised, remember
+from mmsdk.doors import door
 from mmsdk.errors import InputError, ModelError, PluginError
 from mmsdk.vision.intake import Source, load_image
 from mmsdk.vision.types import Image, Video
@@ -68,10 +70,11 @@ def _kind(value: str) -> str:
 
 def open_world(name: str, dtype: torch.dtype, device: torch.device) -> WorldModel:
     """The model of a folder. Raises ModelError where there is none, or of something else, WeightsError where files are damaged."""
-    if not (Path(name) / SETTINGS).is_file():
+    folder = Path(name).expanduser()
+    if not (folder / SETTINGS).is_file():
         how = "`python -m mmsdk.apps.train_video --kind world` trains one and writes its folder, build/train_world/model"
         raise ModelError(f"{name!r} is no folder of a world model, and none comes with mmsdk yet; {how}")
-    return open_world_model(name, dtype, device)
+    return open_world_model(folder, dtype, device)
 
 
 class World:
@@ -123,19 +126,21 @@ class World:
         """Of each layer and pass: pages on the fast tier, in the host's memory, on disk. Raises InputError before `reset`."""
         return self._begun().resident
 
+    @door
     def reset(
-        self, seed: int = 0, first: Source | None = None, text: str = "", *, steps: int | None = None, guidance: float = 1.0,
+        self, seed: int = 0, first: Source | None = None, text: str = "", *, steps: int | None = None, guidance: float | None = 1.0,
         cache: str | StepCache = "none",
     ) -> Image:  # fmt: skip
         """Begin another world, and give its first frame: `first` where there is one, resized, else one that is made of the text.
 
         `steps` are those of each frame, the model's own where nothing is said; a `guidance` above 1 goes further towards the text, at twice
-        the time and memory; `cache` is a step cache. Raises InputError for a picture that cannot be read, words that the model does not
-        know, and numbers that cannot be.
+        the time and memory, and None as far as the model's own; `cache` is a step cache. Raises InputError for a picture that cannot be
+        read, words that the model does not know, and numbers that cannot be, each before the world that was there is gone; ModelError for
+        a frame that is not finite.
         """
-        if not whole(seed, 0) or not (steps is None or whole(steps, 1)):
-            raise InputError(f"{shown(seed)} and {shown(steps)}, expected whole numbers of at least 0 and 1", item="seed, steps")
-        condition, towards = self.model.imaginer.asked(text, guidance)
+        if not whole(seed, 0) or int(seed) >= 2**63 or not (steps is None or whole(steps, 1)):
+            raise InputError(f"{shown(seed)} and {shown(steps)}, expected whole numbers from 0 and 1 on, below 2**63", item="seed, steps")
+        condition, towards = self.model.imaginer.asked(text, scale_of(guidance))
         caching, picture = step_cache(cache), None if first is None else self._latents(load_image(first))
         self.close()
         self._memory = WorldMemory(self._folder, self._paging, self._hybrid)
@@ -144,11 +149,12 @@ class World:
         self._condition, self._guidance, self._cache, self._steps = condition, towards, caching, steps or self.model.steps
         return self._made("", picture)
 
+    @door
     def step(self, action: str = "") -> Image:
         """The frame after an action: the name of a move, or, for a model without moves, a text for what follows ("" for as before).
 
         Raises InputError before `reset`, and for an action that there is not, before anything has changed. A step that is broken off, by
-        Ctrl-C for one, ends the world: some layers would remember it and others not.
+        Ctrl-C for one, ends the world: some layers would remember it and others not. So does a frame that is not finite, a ModelError.
         """
         self._begun()
         if self.model.moves:
@@ -180,6 +186,8 @@ class World:
             schedule, noise = imaginer.schedule(self._steps, shape), torch.randn(shape, generator=self._generator).to(model.like)
             denoiser = Denoiser(model, condition, guidance, schedule.steps, memory, Caching(self._cache), self._first)
             latents = denoised(denoiser, noise, schedule)
+            if not bool(latents.isfinite().all()):
+                raise ModelError(f"frame {self._first + 1} has values that are no numbers; dtype='float32' may help")
         remember(model, latents, condition, memory, self._first, guidance)
         moments = (self._first + torch.arange(shape[2])) / imaginer.screen.rate
         self._first += shape[2]

@@ -1,7 +1,5 @@
 """A model that goes frame by frame: an imaginer, and what each action does to the window through which it looks at its world."""
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,11 +50,8 @@ def open_world_model(folder: Path | str, dtype: torch.dtype = torch.float32, dev
 
 def save_world_model(folder: Path, model: WorldModel, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a folder that `open_world_model` reads; the settings last, each file whole or not at all."""
-    save_imaginer(folder, model.imaginer, dtype)
-    told = json.loads((folder / SETTINGS).read_bytes()) | {"moves": {name: list(move) for name, move in model.moves.items()}}
-    part = folder / f"{SETTINGS}.part"
-    part.write_text(json.dumps(told | {"steps": model.steps}, indent=2), encoding="utf-8")
-    os.replace(part, folder / SETTINGS)
+    moves = {name: list(move) for name, move in model.moves.items()}
+    save_imaginer(folder, model.imaginer, dtype, {"moves": moves, "steps": model.steps})
 
 
 def _move(moves: Fields, name: str) -> Move:
