@@ -6,6 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from mmsdk.diffusion.dit import DiT, DiTConfig
+from mmsdk.diffusion.filming import VideoGeneration
+from mmsdk.diffusion.imagine import Imaginer
+from mmsdk.diffusion.rotary import Spread, Waves
+from mmsdk.diffusion.words import Words
+from mmsdk.diffusion.world.door import World
+from mmsdk.diffusion.world.model import WorldModel
 from mmsdk.doors import door
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
@@ -20,6 +27,14 @@ DOORS: dict[str, Callable[[Pipeline], Callable[..., object]]] = {
     "config": lambda pipe: GenerationConfig,
     "replace": lambda pipe: lambda *_, **settings: dataclasses.replace(GenerationConfig(), **settings),
 }
+
+
+def imaginer() -> Imaginer:
+    spread = Spread(4)
+    config = DiTConfig(3, 3, 1, 12, 16, 1, 8, spread, (1, 4, 4), frequencies=8, order="channels_first", standing=Waves(spread))
+    return Imaginer(DiT(config), Words(("a", "ball"), 8, 4))
+
+
 OTHERS: dict[str, tuple[str, str, Callable[[Pipeline], Callable[..., object]]]] = {
     "pipeline": ("quantise", "quantize", lambda pipe: pipeline),
     "chat": ("sytem", "system", lambda pipe: pipe.chat),
@@ -27,6 +42,9 @@ OTHERS: dict[str, tuple[str, str, Callable[[Pipeline], Callable[..., object]]]] 
     "session": ("windows", "window", lambda pipe: pipe.stream_session),
     "watch": ("held", "hold", lambda pipe: pipe.watch),
     "engine": ("row", "rows", lambda pipe: Engine),
+    "clip": ("step", "steps", lambda pipe: VideoGeneration(imaginer())),
+    "reset": ("seeds", "seed", lambda pipe: World(WorldModel(imaginer())).reset),
+    "step": ("act", "action", lambda pipe: World(WorldModel(imaginer())).step),
     "submit": ("tenent", "tenant", lambda pipe: Engine(pipe).submit),
 }
 
@@ -60,3 +78,51 @@ def test_a_function_stays_what_it_was() -> None:
     assert "temperature" in inspect.signature(Pipeline.__call__).parameters and GenerationConfig(7).max_tokens == 7
     with pytest.raises(TypeError, match="missing 1 required positional"):
         opened()  # type: ignore[call-arg]
+
+
+def test_what_is_missing_or_too_much_is_told_and_a_mistake_within_is_left_alone(small: Mini) -> None:
+    pipe = Pipeline(small)
+    with pytest.raises(InputError, match="^name: it is missing; there is path, name$"):
+        pipe.load_adapter("nope")  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="^question: it is missing; there is media, question, max_tokens"):
+        pipe.stream("photo.jpg")  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="^media: it is missing"):
+        pipe()  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="^load_adapter: too many positional arguments; there is path, name"):
+        pipe.load_adapter("nope", "a", "b")  # type: ignore[call-arg]
+
+    def wrong(number: int) -> int:
+        return number + "1"  # type: ignore[operator,no-any-return]
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        door(wrong)(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("do_sample", "temperature=0 is greedy"),
+        ("max_length", "max_tokens counts"),
+        ("max_new_tokens", "it is called max_tokens"),
+        ("images", "comes first, without names"),
+        ("text", "comes first, without names"),
+        ("num_return_sequences", "it is called n"),
+        ("kv", r"the model is opened with it: mmsdk.pipeline\(kv=...\)"),
+        ("quantize", r"mmsdk.pipeline\(quantize=...\)"),
+        ("torch_dtype", r"mmsdk.pipeline\(dtype=...\)"),
+        ("device_map", r"mmsdk.pipeline\(device=...\)"),
+        ("streamer", "pipe.stream"),
+    ],
+)
+def test_names_of_transformers_are_told_what_does_the_same_here(small: Mini, name: str, told: str) -> None:
+    with pytest.raises(InputError, match=f"^{name}: there is no such setting; .*{told}.*; there is media, question"):
+        Pipeline(small)([], "What?", **{name: 1})  # type: ignore[call-overload]
+
+
+def test_and_so_are_settings_of_the_other_door(small: Mini) -> None:
+    with pytest.raises(InputError, match="^torch_dtype: .*it is called dtype"):
+        pipeline(torch_dtype="float32")  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="^temperature: .*it goes with each question"):
+        pipeline(temperature=0.5)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="^images: there is no such setting; there is config$"):
+        Pipeline(small).chat()("What?", images=[])  # type: ignore[call-overload]

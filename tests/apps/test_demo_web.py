@@ -4,12 +4,15 @@ One server and one browser for the whole file. Where a page waits for something,
 """
 
 import base64
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +22,9 @@ import torch
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from mmsdk.apps.web.bench import RESULTS
-from mmsdk.apps.web.filming import Films
+from mmsdk.apps.web.filming import Films, Order
 from mmsdk.apps.web.main import opened
-from mmsdk.apps.web.making import TEXT
+from mmsdk.apps.web.making import TEXT, MakingTab, Visitor
 from mmsdk.apps.web.models import Models
 from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.filming import VideoGeneration
@@ -29,7 +32,7 @@ from mmsdk.diffusion.imagine import Imaginer
 from mmsdk.diffusion.making import Screen
 from mmsdk.diffusion.rotary import Spread, Waves
 from mmsdk.diffusion.words import Words
-from mmsdk.errors import ModelError
+from mmsdk.errors import InputError, ModelError
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.vision.films import animated
@@ -37,6 +40,7 @@ from mmsdk.vision.films import animated
 MEDIA = Path(__file__).parents[2] / "apps" / "media"
 PATIENCE = 40_000  # ms
 """How long a busy machine may need."""
+PACE = 0.2  # seconds of a step that is watched
 
 
 @pytest.fixture(scope="module")
@@ -252,15 +256,33 @@ def test_a_clip_is_made_of_a_sentence_and_what_cannot_be_read_is_told(page: Page
     expect(page.locator("#film-status .mm-status")).to_have_text("", timeout=PATIENCE)
 
 
-def test_a_clip_that_is_being_made_can_be_cancelled(page: Page, films: Films) -> None:
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that are told of, in order; each takes its time, so that one can leave between two of them."""
+    taken, plain = list[int](), VideoGeneration.__call__
+
+    def slowly(pipe: VideoGeneration, *given: Any, advance: Callable[[int], None], **settings: Any) -> Any:
+        def told(step: int) -> None:
+            taken.append(step)
+            time.sleep(PACE)
+            advance(step)
+
+        return plain(pipe, *given, advance=told, **settings)
+
+    monkeypatch.setattr(VideoGeneration, "__call__", slowly)
+    return taken
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_clip_can_be_cancelled_before_and_amid_its_steps(page: Page, films: Films, steps: list[int], waiting: bool) -> None:
     """Many steps, of which most are never taken; the next one is made at once."""
     go(page, "Video generation")
     page.locator("#film-text textarea").fill(TEXT)
     slide(page, "film-steps", 60)
     # somebody else's clip, which this one waits for
-    with films._lock:
+    with films._lock if waiting else contextlib.nullcontext():
         page.locator("#film-make").click()
-        says(page.locator("#film-status"), "loading tiny")
+        says(page.locator("#film-status"), "loading tiny" if waiting else re.compile(r"step \d+ of 60"))
         page.locator("#film-stop").click()
         says(page.locator("#film-status"), "stopped")
     slide(page, "film-steps", 2)
@@ -280,6 +302,24 @@ def choose_in(page: Page, field: str, option: str) -> None:
 def test_the_robot_of_numbers_runs_and_stops(page: Page) -> None:
     go(page, "Robot")
     choose(page, "Belt · pick what comes by")
+    assert steps[-2:] == [1, 2] and steps[:-2] == list(range(1, len(steps) - 1)) and len(steps) < 40
+
+
+def test_a_program_that_ends_waits_for_one_step(films: Films, steps: list[int]) -> None:
+    own = Films(films.pipe, "tiny")
+    told = own.make(Order(TEXT, steps=60), lambda: False)
+    while next(told).step < 2:
+        pass
+    own.close()
+    assert all(progress.clip is None for progress in told)
+    own._pool.shutdown(wait=True)
+    assert len(steps) < 40
+
+
+@pytest.mark.parametrize("guidance", [None, "x", float("nan"), 9])
+def test_guidance_that_is_no_number_of_the_slider_is_told_by_name(films: Films, guidance: Any) -> None:
+    with pytest.raises(InputError, match="guidance: it is .*expected from 1 to 8"):
+        next(MakingTab(films).make(TEXT, 0, 2, guidance, "dense", "none", False, Visitor()))
     says(page.locator("#robot-about"), "script that knows the simulation")
     slide(page, "thinking", 20)
     page.locator("#run").click()
