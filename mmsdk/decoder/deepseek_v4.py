@@ -28,7 +28,7 @@ from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Unscaled
 from mmsdk.decoder.trailing import TrailingRope
-from mmsdk.decoder.transformer import Decoder, Told, by_name, no_express
+from mmsdk.decoder.transformer import Decoder, no_express
 from mmsdk.errors import InputError
 from mmsdk.kv.three_level import ThreeLevelCache
 from mmsdk.kv.types import KVCache
@@ -127,11 +127,11 @@ class DeepseekV4Decoder(Decoder):
         self._far = TrailingRope(sizes.turning, sizes.compressed_theta, sizes.compressed_scaling)
 
     @classmethod
-    def made(cls, sizes: DeepseekV4Config, state: Mapping[str, Tensor], told: Told = by_name) -> "DeepseekV4Decoder":
+    def made(cls, sizes: DeepseekV4Config, state: Mapping[str, Tensor]) -> "DeepseekV4Decoder":
         """A decoder on these very tensors, which are not copied and set the dtype and the device. Raises as `Decoder.of` does."""
         with torch.device("meta"):
             decoder = cls(sizes)
-        decoder.fill(state, told)
+        decoder.fill(state)
         return decoder
 
     @property
@@ -180,7 +180,6 @@ class DeepseekV4Decoder(Decoder):
         if mask is not None:
             raise InputError("who sees what is decided by the levels; leave it out", item="mask")
         assert not (turns or deep or reach), "these are for what is seen, and this model reads text"
-        assert layers == range(self.sizes.layers), "it runs whole: there is no one stream between two layers to stop at"
         parts = [self._through(*part, cache, layers) for part in zip(x.split(_PART, 1), positions.split(_PART, 1), strict=True)]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return out, out
