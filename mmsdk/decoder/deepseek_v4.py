@@ -180,6 +180,7 @@ class DeepseekV4Decoder(Decoder):
         if mask is not None:
             raise InputError("who sees what is decided by the levels; leave it out", item="mask")
         assert not (turns or deep or reach), "these are for what is seen, and this model reads text"
+        assert layers == range(self.sizes.layers), "it runs whole: there is no one stream between two layers to stop at"
         parts = [self._through(*part, cache, layers) for part in zip(x.split(_PART, 1), positions.split(_PART, 1), strict=True)]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return out, out
