@@ -1,6 +1,5 @@
 """The tab of pictures: ask about one, see what a method leaves of it, and what that saves beside the answer from every token."""
 
-import html
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,17 +8,19 @@ from typing import Any
 import gradio as gr
 
 from mmsdk import plugins
-from mmsdk.answer import Answer, Sight
+from mmsdk.answer import Sight
 from mmsdk.apps.demo import SHIPPED
 from mmsdk.apps.explain import panels
 from mmsdk.apps.web import markup
+from mmsdk.apps.web.answered import Card, unasked
 from mmsdk.apps.web.events import answering, streaming
 from mmsdk.apps.web.looking import LONGEST, Choice, Looker, Said, Upload, checked_tokens
-from mmsdk.apps.web.models import WEIGHTS, Models, weight_megabytes
+from mmsdk.apps.web.models import WEIGHTS, Models
 from mmsdk.compress import METHODS, compression
+from mmsdk.errors import InputError
 from mmsdk.kv.memory import KINDS
 from mmsdk.tokencomp.audit import dropped
-from mmsdk.vision.intake import ANIMATED, Limits
+from mmsdk.vision.intake import Limits
 from mmsdk.vision.types import Image
 
 __all__ = ["tab"]
@@ -28,7 +29,6 @@ SAMPLE = SHIPPED / "scene.png"
 QUESTION = "Describe the picture."
 SIDE = 720  # pixels of the drawn picture's longer side
 GLOW = 0.0
-MOVING = "the first of several frames; the tab of clips reads them all"
 KEPT = {
     "dense": "as they are",
     "paged": "in blocks, shared",
@@ -56,6 +56,23 @@ class ImageTab:
             return gr.skip(), looker
         picture = looker.show(Upload.of(file, "picture"), self.limits)
         return _figure(picture, looker.look(self.models, question, choice)), looker
+
+    def take(self, *given: Any) -> Iterator[Outputs]:
+        """What `look` says of a picture that was just brought; one that cannot be read leaves the page, and what stood there goes with it.
+
+        Outputs: file, figure, two cards, status, looker.
+        """
+        file, looker = given[0], given[-1]
+        try:
+            # before the model is asked for: a picture that cannot be read is said to be one while it loads, too
+            looker.show(Upload.of(file, "picture"), self.limits)
+        except InputError:
+            looker.stops += 1
+            method, share = given[2:4]
+            yield None, _blank(), *unasked(method, share), markup.status(), looker
+            raise
+        figure, _ = self.look(*given)
+        yield gr.skip(), figure, gr.skip(), gr.skip(), gr.skip(), looker
 
     def first(self, file: Any, question: str, method: str, share: int | float, kv: str, weights: str, looker: Looker) -> Iterator[Outputs]:
         """When the page opens: wait for the model, and say so, then look at the picture that is there."""
@@ -85,7 +102,7 @@ class ImageTab:
                 yield gr.skip(), gr.skip(), gr.skip(), markup.status("stopped"), looker
                 return
             yield gr.skip(), gr.skip(), gr.skip(), told, looker
-        chosen, full = _Card(self.models, choice), _Card(self.models, choice.full)
+        chosen, full = Card(self.models, choice), Card(self.models, choice.full)
         said = Said("")
         yield gr.skip(), chosen.writing(said), full.waiting(both), markup.status("reading the picture", busy=True), looker
         for said in looker.ask(self.models, picture, question, choice, longest, began):
@@ -113,61 +130,6 @@ class ImageTab:
         self.models.begin(weights).result()
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """One of the two answers."""
-
-    models: Models
-    choice: Choice
-
-    def writing(self, said: Said) -> str:
-        """While words come."""
-        return markup.card(self._title, self._tag, said.text, writing=True, chosen=self._chosen)
-
-    def waiting(self, wanted: bool) -> str:
-        """Before that, or where it is not wanted."""
-        return markup.card(self._title, "comes next" if wanted else "not asked for", "", chosen=False)
-
-    def unfinished(self, said: Said) -> str:
-        """Where it was stopped."""
-        return markup.card(self._title, "stopped", said.text, chosen=self._chosen)
-
-    def done(self, said: Said, other: Said) -> str:
-        """With what it cost, on one scale with the other answer."""
-        assert said.answer is not None and other.answer is not None, "both are whole"
-        below = markup.facts(self._facts(said, said.answer)) + _stages(
-            said.answer, max(said.answer.timings.total, other.answer.timings.total)
-        )
-        told = [MOVING if note == ANIMATED else note for sight in said.answer.sights for note in sight.notes]
-        notes = "".join(f'<p class="mm-note">{html.escape(note)}</p>' for note in told)
-        return markup.card(self._title, self._tag, str(said.answer), below + notes, chosen=self._chosen)
-
-    def _facts(self, said: Said, answer: Answer) -> list[markup.Fact]:
-        tokens, times = answer.tokens, answer.timings
-        recalled = f" · {tokens.recalled} known" if tokens.recalled else ""
-        held = weight_megabytes(self.models.begin(self.choice.weights).result())
-        return [
-            markup.Fact("visual tokens", markup.number(tokens.kept), f"of {tokens.visual:,}"),
-            markup.Fact("prompt", markup.number(tokens.prompt), f"tokens{recalled}"),
-            markup.Fact("first token after", markup.number(times.total - times.decode), "ms"),
-            markup.Fact("whole answer", markup.number(times.total), f"ms · {tokens.generated} tokens"),
-            markup.Fact("keys and values", markup.number(said.megabytes), "MB"),
-            markup.Fact("weights", markup.number(held), f"MB · {answer.precision}"),
-        ]
-
-    @property
-    def _chosen(self) -> bool:
-        return self.choice.method != "identity"
-
-    @property
-    def _title(self) -> str:
-        return self.choice.method if self._chosen else "every token"
-
-    @property
-    def _tag(self) -> str:
-        return f"{self.choice.share:.0f} %" if self._chosen else "100 %"
-
-
 def tab(page: gr.Blocks, models: Models, limits: Limits) -> None:
     """Draw the tab and say what happens in it, and when the page opens."""
     here = ImageTab(models, limits)
@@ -192,8 +154,10 @@ def tab(page: gr.Blocks, models: Models, limits: Limits) -> None:
         with gr.Column(scale=7, min_width=320, elem_classes="mm-right"):
             figure = gr.HTML(_blank(), elem_id="figure", elem_classes="mm-out")
             with gr.Row(elem_classes="mm-cards"):
-                chosen = gr.HTML(markup.card("simplecluster", "25 %", "", chosen=True), elem_id="chosen", elem_classes="mm-out")
-                full = gr.HTML(markup.card("every token", "100 %", ""), elem_id="full", elem_classes="mm-out")
+                chosen, full = (
+                    gr.HTML(text, elem_id=name, elem_classes="mm-out")
+                    for name, text in zip(("chosen", "full"), unasked("simplecluster", 25), strict=True)
+                )
     given = [file, question, method, share, kv, weights, looker]
     quiet = {"preprocess": False, "show_progress": "hidden", "api_visibility": "private"}
     failed = (gr.skip(), gr.skip(), gr.skip(), markup.status(), gr.skip())
@@ -203,7 +167,11 @@ def tab(page: gr.Blocks, models: Models, limits: Limits) -> None:
     )  # fmt: skip
     stop.click(_stop, looker, note, queue=False, show_progress="hidden", api_visibility="private")
     gr.on(
-        [share.release, method.change, weights.change, file.upload, file.input], answering(here.look), given, [figure, looker],
+        [share.release, method.change, weights.change], answering(here.look), given, [figure, looker],
+        concurrency_limit=8, trigger_mode="always_last", **quiet,
+    )  # fmt: skip
+    file.upload(
+        streaming(here.take, (gr.skip(),) * 6), given, [file, figure, chosen, full, note, looker],
         concurrency_limit=8, trigger_mode="always_last", **quiet,
     )  # fmt: skip
     page.load(streaming(here.first, (gr.skip(), markup.status(), gr.skip())), given, [figure, note, looker], concurrency_limit=8, **quiet)
@@ -240,9 +208,3 @@ def _figure(picture: Image, sight: Sight) -> str:
     caption = " · ".join(part for part in told if part)
     alt = f"{kept} of {source} patches kept by {sight.audit.method}"
     return f'<figure class="mm-figure">{markup.picture(drawn, alt)}<figcaption>{caption}</figcaption></figure>'
-
-
-def _stages(answer: Answer, whole: float) -> str:
-    times = answer.timings
-    named = {"encode": times.load + times.encode, "compress": times.compress, "prefill": times.prefill, "decode": times.decode}
-    return markup.bar([markup.Segment(name, ms, f"{markup.number(ms)} ms") for name, ms in named.items()], whole)
