@@ -161,18 +161,32 @@ def test_an_answer_can_be_stopped_and_another_one_asked_for(page: Page, models: 
     says(page.locator("#status"), "done in")
 
 
-def test_a_broken_upload_is_a_message_by_its_own_name_and_no_traceback(chromium: Browser, url: str, tmp_path: Path) -> None:
-    """On a phone, where nothing is wider than it."""
-    broken = tmp_path / "a <i>broken one.png"
-    broken.write_bytes((MEDIA / "scene.png").read_bytes()[:400])
+def test_a_broken_upload_is_one_message_by_its_own_name_and_leaves_nothing_of_the_last(chromium: Browser, url: str, tmp_path: Path) -> None:
+    """On a phone, where nothing is wider than it: one that was cut, words under a picture's name, then a picture that can be read."""
+    cut, words = tmp_path / "a <i>broken one.png", tmp_path / "words.png"
+    cut.write_bytes((MEDIA / "scene.png").read_bytes()[:400])
+    words.write_text("These are words.")
     for phone in visiting(chromium, url, 390):
-        bring(phone, broken)
+        slide(phone, "longest", 2)
         phone.locator("#ask").click()
-        toast = phone.locator(".toast-body").first
-        says(toast, "a <i>broken one.png")
-        told = toast.inner_text()
-        assert "This cannot be used" in told and "Traceback" not in told and "/tmp" not in told and str(tmp_path) not in told
+        says(phone.locator("#status"), "done in")
+        for broken in (cut, words):
+            bring(phone, broken)
+            toast = phone.locator(".toast-body")
+            says(toast, broken.name)
+            expect(phone.locator("#picture img")).to_have_count(0)
+            expect(phone.locator("#figure img")).to_have_count(0)
+            expect(phone.locator("#status .mm-status")).to_have_text("", timeout=PATIENCE)
+            for card in ("#chosen", "#full"):
+                says(phone.locator(card), "no answer yet")
+            told = toast.inner_text()
+            assert told.count("This cannot be used") == 1 and "Error (" not in told
+            assert "Traceback" not in told and "/tmp" not in told and str(tmp_path) not in told
+            phone.locator(".toast-close").click()
+            expect(toast).to_have_count(0)
         assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+        bring(phone, MEDIA / "scene.png")
+        says(phone.locator("#figure figcaption"), "4 of 16 tokens")
 
 
 def test_a_model_that_cannot_be_had_is_a_message_and_the_next_question_is_answered(page: Page) -> None:
