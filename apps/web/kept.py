@@ -20,7 +20,7 @@ SUITES = {
 }
 ABOUT = (
     "Each line is a policy of keys and values; the columns are the shares of them that it holds, or reads. Told is {asked}, in percent of "
-    "what the full cache gives, {full}. What is held in MB, what is read for each token, and the speed are those at a tenth."
+    "what the full cache gives, {full}. What is held in MB, what is read for each token, and the speed are those at {at:g} %."
 )
 GOING = "One stream that goes on, held by {policy}: what it holds and reads, and how fast, after so many frames."
 
@@ -62,9 +62,11 @@ def _suite(suite: str, rows: Sequence[Row]) -> str:
     full = next((row for row in scored if row["policy"] == "full"), None)
     parts = []
     if full is not None:
-        about = ABOUT.format(asked=SUITES[suite][1], full=f"{100 * _number(full['quality']):.3g} %")
+        budgets = [budget for budget in BUDGETS if any(row["budget"] == budget for row in scored)]
+        at = TENTH if TENTH in budgets else min(budgets, default=TENTH)
+        about = ABOUT.format(asked=SUITES[suite][1], full=f"{100 * _number(full['quality']):.3g} %", at=100 * at)
         names = dict.fromkeys(str(row["policy"]) for row in scored)
-        lines = [_policy(name, [row for row in scored if row["policy"] == name], full) for name in names]
+        lines = [_policy(name, [row for row in scored if row["policy"] == name], full, budgets, at) for name in names]
         parts += [f'<p class="mm-about">{about}</p>', table(lines)]
     going = [row for row in rows if row["quality"] is None]
     if going:
@@ -73,13 +75,14 @@ def _suite(suite: str, rows: Sequence[Row]) -> str:
     return "".join(parts)
 
 
-def _policy(name: str, rows: Sequence[Row], full: Row) -> dict[str, str]:
+def _policy(name: str, rows: Sequence[Row], full: Row, budgets: Sequence[float], at: float) -> dict[str, str]:
+    """A policy at these budgets, and what it costs at one of them."""
     known = {row["budget"]: row for row in rows}
     line = {"policy": "full cache" if name == "full" else name}
-    for budget in BUDGETS:
+    for budget in budgets:
         row = full if name == "full" else known.get(budget)
         line[f"{100 * budget:g} %"] = "" if row is None else _percent(_number(row["quality"]) / max(_number(full["quality"]), 1e-9))
-    return line | _costs(full if name == "full" else known.get(TENTH))
+    return line | _costs(full if name == "full" else known.get(at))
 
 
 def _costs(row: Row | None) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """What the demo is made of, without a browser: models, answers, runs of robots, and the command that serves the page."""
 
+import html
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -15,6 +17,7 @@ pytest.importorskip("gradio", reason="needs the extra demo")
 import torch
 from torch import Tensor
 
+from mmsdk import plugins
 from mmsdk.apps.cli import main
 from mmsdk.apps.web import main as served
 from mmsdk.apps.web.arm import Arm
@@ -29,6 +32,7 @@ from mmsdk.apps.web.watching import Watcher, clip
 from mmsdk.errors import InputError, ModelError
 from mmsdk.models.mini.family import Mini
 from mmsdk.vision.intake import Limits
+from mmsdk.vla.envs.metaworld import TASKS
 from mmsdk.vla.types import Observation
 
 MEDIA = Path(__file__).parents[2] / "apps" / "media"
@@ -94,6 +98,63 @@ def test_a_run_that_breaks_off_is_an_error_and_no_good_end() -> None:
     with pytest.raises(ModelError, match="the run broke off: ZeroDivisionError: no such thing"):
         list(watched(run))
     assert not run.running
+
+
+def test_the_page_opens_on_a_task_that_the_policy_is_good_at() -> None:
+    assert RobotTab("").first == "drawer-open-v3" in TASKS
+    assert RobotTab("pip install 'mmsdk[robots]'").first == "belt"
+
+
+def kept(folder: Path, bench: str, rows: list[dict[str, object]]) -> str:
+    """What the tab of benches shows of these rows, without its tags, a space between two."""
+    hardware, versions = {"cpu": "a processor", "cores": 2}, {"torch": "2", "commit": "abc"}
+    result = {"command": f"mmsdk bench {bench} --json", "hardware": hardware, "versions": versions, "rows": rows}
+    (folder / f"{bench}.json").write_text(json.dumps(result))
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", drawn(folder))).split())
+
+
+def test_what_memories_keep_is_a_table_a_suite_in_percent_and_megabytes(tmp_path: Path) -> None:
+    """A line for each policy, whatever budgets it was measured at; what was not measured beside the full cache stands below, or nowhere."""
+
+    def row(
+        suite: str, policy: str, budget: float, quality: float | None, full: float | None, frames: int | None = None
+    ) -> dict[str, object]:
+        told = {"suite": suite, "policy": policy, "budget": budget, "quality": quality, "quality_full": full, "frames": frames}
+        return told | {"bytes_held": int(130e6 * budget), "bytes_read_per_token": int(40e6 * budget), "tok_s": 24.2}
+
+    rows = [row("text", "full", 1.0, 0.04, 0.04), row("text", "santa", 0.5, 0.03, 0.04), row("text", "santa", 0.15, 0.01, 0.04)]
+    rows += [row("text", "h2o", 0.1, 0.02, 0.04), row("text", "re-prefill", 0.13, 0.04, None)]
+    rows += [row("stream", "full", 1.0, 0.5, 0.5, 64), row("stream", "watch evs", 0.25, 0.5, 0.5, 64)]
+    rows += [row("stream", "h2o, going on", 0.1, None, None, 10_000)]
+    text, stream = kept(tmp_path, "memory", rows).split("Memory of streams")
+    assert "Memory of long texts" in text and "the full cache gives, 4 %" in text and "re-prefill" not in text and "0.15" not in text
+    assert "policy 50 % 10 % held, MB" in text and "full cache 100 % 100 % 130 40 24.2 santa 75 % h2o 50 % 13 4 24.2" in text
+    assert (
+        "policy 25 % held" in stream
+        and "are those at 25 %" in stream
+        and "watch evs 100 % 32.5 10 24.2" in stream
+        and "held by h2o" in stream
+        and "frames held, MB" in stream
+        and "10,000 13 4 24.2" in stream
+    )
+    assert not re.search(r"quality|tok s|going on\b(?!,)|bytes|_", re.sub("One stream that goes on", "", text + stream))
+
+
+def test_a_server_under_load_is_told_in_words_and_units(tmp_path: Path) -> None:
+    row = {"requests": 200, "concurrency": 16, "cancelled": 20, "malformed": 19, "lost": 0, "leaked_blocks": 3}
+    told = kept(tmp_path, "server", [row | {"p95_ttft_ms": 2189.75, "rss_growth_mb": 6.625}])
+    assert "200 times, 16 at one time; 20 leave early and 19 ask nonsense" in told
+    assert "answers lost 0 of 200 requests blocks left behind 3 of keys and values" in told
+    assert "2.19 s, to the first token the process grew by 6.6 MiB" in told
+    assert "within - s" in kept(tmp_path, "server", [row | {"p95_ttft_ms": None, "rss_growth_mb": -1.5}])
+
+
+def test_asking_again_is_drawn_and_a_result_without_a_drawing_has_its_benchs_words(tmp_path: Path) -> None:
+    again = kept(tmp_path, "followup", [{"media": "clip", "asked": "paged again", "encode_ms": 0.0, "total_ms": 431.7}])
+    assert "Asking again" in again and "clip · paged again 432 ms" in again
+    plain = kept(tmp_path, "robot", [{"what": "a run", "step_ms": 4.26, "decode_tok_s": 7.5}] * 30)
+    assert "what step, ms decode tokens a second a run 4.26 7.50" in plain and "6 more rows: mmsdk bench robot --committed" in plain
+    assert plugins.about("mmsdk.apps.bench", "robot").partition(": ")[2][1:] in plain
 
 
 def test_without_results_the_bench_tab_says_how_to_get_one(tmp_path: Path) -> None:
