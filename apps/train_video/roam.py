@@ -124,12 +124,15 @@ class Taught:
         own = torch.eye(frames, dtype=torch.bool, device=query.device)
         clean, noisy = (tuple(part.split(frames * tokens, 2)[half] for part in (query, keys, values)) for half in (0, 1))
         mask = (before | own).repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
-        first = F.scaled_dot_product_attention(*clean, attn_mask=mask)
+        asking, offered, given = clean
+        first = F.scaled_dot_product_attention(asking, offered, given, attn_mask=mask)
         # a noisy frame stands as a row of the batch of its own
         asked, *others = (part.unflatten(2, (frames, tokens)).transpose(1, 2).flatten(0, 1) for part in noisy)
-        read = [torch.cat((part.repeat_interleave(frames, 0), other), 2) for part, other in zip(clean[1:], others, strict=True)]
+        told, shown = (
+            torch.cat((part.repeat_interleave(frames, 0), other), 2) for part, other in zip((offered, given), others, strict=True)
+        )
         seen_by = before.flatten(0, 1).repeat_interleave(tokens, 1)
-        last = F.scaled_dot_product_attention(asked, *read, attn_mask=F.pad(seen_by, (0, tokens), value=True)[:, None, None])
+        last = F.scaled_dot_product_attention(asked, told, shown, attn_mask=F.pad(seen_by, (0, tokens), value=True)[:, None, None])
         return torch.cat((first, last.unflatten(0, (b, frames)).transpose(1, 2).flatten(2, 3)), 2)
 
 

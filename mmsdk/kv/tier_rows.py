@@ -46,7 +46,7 @@ class TierRows:
         self._rows = tuple(rows)
         self._block = rows[0].levels.block
         # tokens that came since rows were told, and how many may come before one of them moves its levels
-        self._added, self._room, self._ordered = 0, 0, True
+        self._added, self._room, self._ordered, self._end = 0, 0, True, 0
         self._turn: tuple[Ask, ...] = ()
         self._pool()
 
