@@ -12,6 +12,7 @@ import signal
 from types import FrameType
 
 from mmsdk.apps.beforehand import text_in
+from mmsdk.apps.interrupts import leave
 from mmsdk.apps.loading import made
 from mmsdk.errors import InputError
 from mmsdk.vla.wire.server import Counts, PolicyServer
@@ -23,7 +24,7 @@ USAGE = "write: mmsdk robot serve FILE.py:NAME"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted: 0 where the server came to its end in order, also by Ctrl-C. A second Ctrl-C does not wait."""
+    """Serve until interrupted: 0 where the server came to its end in order, also by Ctrl-C. A second Ctrl-C does not wait: 130."""
     if len(args.words) != 1:
         raise InputError(f"expected one service; {USAGE}", item=" ".join(args.words))
     key = _key(args.api_key_file) if args.api_key_file else ""
@@ -38,7 +39,8 @@ async def _serve(server: PolicyServer, as_json: bool) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.default_int_handler)
+        # nothing moves here, so that nothing has to come to rest
+        signal.signal(number, leave)
         loop.call_soon_threadsafe(stop.set)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}

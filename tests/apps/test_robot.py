@@ -2,9 +2,12 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,12 +15,14 @@ import pytest
 import torch
 
 from mmsdk.apps.cli import main
+from mmsdk.errors import WireError
 from mmsdk.vla.clock import SimulatedClock
 from mmsdk.vla.envs.planar_arm import PlanarArm, planar_contract
 from mmsdk.vla.types import Request
 from mmsdk.vla.wire.client import RemotePolicy
 
 SERVED = '''
+import time
 from pathlib import Path
 
 from mmsdk.vla.envs.planar_arm import planar_contract
@@ -40,6 +45,15 @@ def arm():
         log.write("weights")
     policy = Stay()
     return Service(planar_contract("position"), lambda: policy)
+
+
+def slow():
+    class Slow(Stay):
+        def __call__(self, request):
+            Path(__file__).with_name("begun").touch()
+            time.sleep(600)
+
+    return Service(planar_contract("position"), Slow)
 
 
 def number():
@@ -82,12 +96,48 @@ def test_vr_19_clients_come_and_go_weights_are_loaded_once_and_ctrl_c_ends_it_in
     assert served.with_name("loaded").read_text(encoding="utf-8") == "weights"
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_policy(served: Path) -> None:
+    robot = PlanarArm(planar_contract("position"), SimulatedClock())
+
+    def ask(url: str) -> None:
+        with RemotePolicy(url, robot.contract) as remote:
+            remote(Request(robot.observe(), torch.zeros(0, 3)))
+
+    with process(f"{served}:slow") as running, ThreadPoolExecutor(1) as pool:
+        assert running.stdout is not None and running.stderr is not None
+        url = json.loads(running.stdout.readline())["url"]
+        asked = pool.submit(ask, url)
+        assert comes(served.with_name("begun").exists)
+        running.send_signal(signal.SIGINT)
+        # the first signal has been heard when nobody is let in any more
+        assert comes(lambda: refuses(url))
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130 and running.stderr.read() == "\ninterrupted\n"
+        assert isinstance(asked.exception(60), WireError)
+
+
+def comes(condition: Callable[[], bool]) -> bool:
+    """Whether something is so within some seconds."""
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+def refuses(url: str) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))).close()
+    except OSError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
         (["SERVED"], "names no function; write: mmsdk robot serve FILE.py:NAME"),
         (["SERVED:"], "names no function"),
-        (["SERVED:arms"], "no function 'arms' in .*; there is arm, number"),
+        (["SERVED:arms"], "no function 'arms' in .*; there is arm, slow, number"),
         (["SERVED:number"], "gave a int, expected a Service"),
         (["missing.py:arm"], "no such file"),
         (["no_such_module:arm"], "no module of that name"),
