@@ -10,12 +10,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import torch
 
-__all__ = ["BYTES", "Speed", "load", "measured", "memory_free"]
+__all__ = ["BYTES", "Speed", "load", "measured"]
 
 ROUNDS = 3  # in which all things are measured, one after the other: a short disturbance spoils one of them
 SECONDS = 0.07  # each thing is repeated in a round for so long
@@ -57,16 +56,6 @@ def load() -> float:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return 0.0
-
-
-def memory_free(device: torch.device) -> int:
-    """Bytes that a model may take: of a GPU what is free, else what the system says it can give (of all of it, where it does not say)."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    facts = Path("/proc/meminfo")
-    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
-    told = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return told[0] if told else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
 
 
 def _fastest(work: Callable[[], object], wait: Callable[[], None]) -> float:

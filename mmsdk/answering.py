@@ -13,17 +13,21 @@ from mmsdk.compress import Compression
 from mmsdk.decoder.quantised import precision
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, MmsdkError
-from mmsdk.generate.beams import search
+from mmsdk.generate.beams import search, working
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.constrain import Guide, guide_of
 from mmsdk.generate.loop import Generated, Step, collect, generate
 from mmsdk.generate.text import Decode
+from mmsdk.kv.room import check_room
 from mmsdk.kv.types import KVCache
 from mmsdk.models.types import VLM
 from mmsdk.recall import Recall
 from mmsdk.stages import Clock, Context, Question, Row, device_of, prepare
 
-__all__ = ["Stream", "alone", "answered", "guided", "sampled", "streamed"]
+__all__ = ["Stream", "alone", "answered", "checked", "guided", "sampled", "streamed"]
+
+# Bytes of an answer that is given back, about, and of each of its tokens.
+_ANSWER, _TOKEN = 2048, 64
 
 
 def answered(
@@ -81,6 +85,22 @@ def streamed(vlm: VLM, compression: Compression, question: Question, config: Gen
     clock = Clock(device_of(vlm))
     row, context = _single(vlm, compression, question, config, recall, worn, clock)
     return Stream(_pieces(vlm, worn.decoder(vlm.decoder, [0]), row, context, config, clock))
+
+
+def checked(vlm: VLM, config: GenerationConfig, n: int = 1) -> None:
+    """Raise InputError, before any work, for settings that this model cannot follow, and for more answers than memory can hold.
+
+    `n` answers are wanted of one question. A search has at most as many beams as the model has words.
+    """
+    guided(vlm, config)
+    beams, words, device = int(config.num_beams), vlm.decoder.config.vocabulary, device_of(vlm)
+    if beams > words:
+        raise InputError(f"it is {beams}, but the model has {words} tokens to begin with; ask for fewer", item="num_beams")
+    if beams > 1:
+        check_room(working(config, words, len(vlm.stop_ids)), device, f"{beams} beams", "num_beams")
+    elif n > 1:
+        length = min(int(config.max_tokens), vlm.context)
+        check_room(n * (_ANSWER + _TOKEN * length), torch.device("cpu"), f"{n} answers of up to {length} tokens", "n")
 
 
 def guided(vlm: VLM, config: GenerationConfig) -> Guide:

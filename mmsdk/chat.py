@@ -20,7 +20,7 @@ from typing import overload
 
 from mmsdk.adapters import Worn
 from mmsdk.answer import Answer
-from mmsdk.answering import Stream, alone, guided, streamed
+from mmsdk.answering import Stream, alone, checked, streamed
 from mmsdk.compress import Compression
 from mmsdk.doors import door
 from mmsdk.encoded import Given
@@ -31,7 +31,7 @@ from mmsdk.kv.memory import DenseMemory, RoundedMemory
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt, Text, Turn, written
 from mmsdk.recall import SIGHTS, Recall, Sights
-from mmsdk.stages import Question, read
+from mmsdk.stages import Question, read, refuse_messages
 from mmsdk.vision.values import brief, shown, whole
 
 __all__ = ["Chat", "Exchange"]
@@ -164,7 +164,7 @@ class Chat:
         told = [Turn("system", (Text(self._system),))] if self._system else []
         talk = Prompt.talk([*told, *(turn for exchange in before for turn in exchange.turns), Turn("user", asked.segments)])
         settings = _settings(config, self.config)
-        guided(self._vlm, settings)
+        checked(self._vlm, settings)
         self._state += 1
         try:
             stream = streamed(self._vlm, self._compression, ([], talk), settings, self._recall, self._worn)
@@ -204,6 +204,7 @@ def _asked(media: Given | Sequence[Given], question: str | None) -> Prompt:
     """One question, its pictures and clips decoded."""
     asked: Question = (media, "" if question is None else question)
     if question is None:
+        refuse_messages(media)
         if not isinstance(media, str):
             raise InputError('the question is missing; write chat("What is it?"), or chat("photo.jpg", "What is it?")', item="question")
         asked = [], media

@@ -1,8 +1,9 @@
-"""Public functions that take settings by name: who misspells one is told what was meant."""
+"""Public functions that take settings by name: who misspells one, leaves one out, or writes another library's, is told what was meant."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
+from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from mmsdk.errors import InputError
@@ -15,15 +16,56 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+# What transformers calls by another name, or does otherwise: the setting that takes its place here, and how that is written.
+_ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "do_sample": ("temperature", "temperature=0 is greedy, and above 0 it draws"),
+        "max_length": ("max_tokens", "max_tokens counts the tokens of the answer"),
+        "max_new_tokens": ("max_tokens", "it is called max_tokens"),
+        "min_length": ("max_tokens", "there is no least length; max_tokens is the most"),
+        "num_return_sequences": ("n", "it is called n"),
+        "stop_strings": ("stop", "it is called stop"),
+        "eos_token_id": ("stop", 'answers end at the model\'s own id, and before the strings of stop=("\\n",)'),
+        "generator": ("seed", "seed=1 draws the same numbers each time"),
+        "streamer": ("temperature", "pipe.stream(media, question) gives the answer in pieces"),
+        "generation_config": ("temperature", "write its settings one by one: pipe(media, question, temperature=0.7)"),
+        "generate_kwargs": ("temperature", "write the settings themselves: pipe(media, question, temperature=0.7)"),
+        "adapter_name": ("name", "it is called name"),
+    }
+)
+
+_SHOWN = ("image", "images", "video", "videos", "text", "prompt", "messages", "inputs", "input_ids", "pixel_values")
+"""What transformers is shown, and asked."""
+
+_ASKED = ("max_tokens", "max_new_tokens", "temperature", "do_sample", "top_k", "top_p", "min_p", "seed", "stop", "num_beams", "n", "choice")
+"""What a question is asked with, and no model opened."""
+
+# Of the whole pipeline, and of no single question: what it is called here.
+_OPENED: Mapping[str, str] = MappingProxyType(
+    {name: name for name in ("kv", "quantize", "dtype", "device", "batch_size", "gguf_file", "model", "task")}
+    | {"torch_dtype": "dtype", "device_map": "device", "quantization_config": "quantize", "load_in_8bit": "quantize"}
+    | {"load_in_4bit": "quantize", "cache_implementation": "kv", "past_key_values": "kv", "use_cache": "kv"}
+)
+
+
 def door(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function. Called with a name that it does not take it raises InputError, where Python's own error would be a TypeError."""
-    known = [one.name for one in signature(function).parameters.values() if one.kind is not Parameter.POSITIONAL_ONLY]
+    """The same function. Called with a name that it does not take, without one that it needs, or with too much, it raises InputError, where
+    Python's own error would be a TypeError."""
+    form = signature(function)
+    known = [one.name for one in form.parameters.values() if one.kind is not Parameter.POSITIONAL_ONLY]
     known = [name for name in known if name != "self"]
 
     @wraps(function)
     def checked(*given: P.args, **settings: P.kwargs) -> R:
         _check(settings, known)
-        return function(*given, **settings)
+        try:
+            return function(*given, **settings)
+        except TypeError as error:
+            # one from within is another matter
+            told = _unfit(form, function.__name__, given, settings)
+            if told is None:
+                raise
+            raise told from error
 
     return checked
 
@@ -38,4 +80,39 @@ def doors(kind: type[T]) -> type[T]:
 def _check(given: Iterable[str], known: list[str]) -> None:
     for name in given:
         if name not in known:
-            raise InputError(f"there is no such setting; {near(name, known)}there is {', '.join(known) or 'none'}", item=name)
+            hint = _hint(name, known) or near(name, known)
+            raise InputError(f"there is no such setting; {hint}there is {', '.join(known) or 'none'}", item=name)
+
+
+def _hint(name: str, known: list[str]) -> str:
+    """Another way to what this name does elsewhere, at this door; "" where there is none."""
+    if name in _ELSEWHERE and _ELSEWHERE[name][0] in known:
+        return f"{_ELSEWHERE[name][1]}; "
+    if name in _SHOWN and "question" in known:
+        return 'what is shown and asked comes first, without names: ("photo.jpg", "What is it?"); '
+    if name in _ASKED and "task" in known:
+        return "it goes with each question: pipe(media, question, temperature=0.7, max_tokens=32); "
+    if name in _OPENED and _OPENED[name] not in known:
+        return f"the model is opened with it: mmsdk.pipeline({_OPENED[name]}=...); "
+    if name in _OPENED and name != _OPENED[name]:
+        return f"it is called {_OPENED[name]}; "
+    return ""
+
+
+def _unfit(form: Signature, called: str, given: tuple[object, ...], settings: Mapping[str, object]) -> InputError | None:
+    """What is missing, or too much, of a call; None where nothing is."""
+    try:
+        form.bind(*given, **settings)
+        return None
+    except TypeError as error:
+        told = str(error)
+    takes = [one.name for one in form.parameters.values() if one.name != "self"]
+    known = f"there is {', '.join(takes) or 'none'}"
+    try:
+        there = form.bind_partial(*given, **settings).arguments
+    except TypeError:
+        # more than there are places for, or a name whose place is taken
+        where = "" if called == "__call__" or called == "__init__" else called
+        return InputError(f"{told}; {known}", item=where)
+    missing = [one.name for one in form.parameters.values() if one.default is Parameter.empty and one.name not in there]
+    return InputError(f"it is missing; {known}", item=missing[0])

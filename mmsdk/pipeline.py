@@ -21,7 +21,7 @@ import torch
 
 from mmsdk.adapters import Adapters, AdapterSpec, Worn
 from mmsdk.answer import Answer
-from mmsdk.answering import Stream, alone, answered, guided, sampled, streamed
+from mmsdk.answering import Stream, alone, answered, checked, sampled, streamed
 from mmsdk.chat import Chat
 from mmsdk.compress import Compression, CompressionSpec, compression
 from mmsdk.diffusion.filming import VideoGeneration, open_maker
@@ -38,7 +38,7 @@ from mmsdk.kv.policy_memory import PolicyMemory
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.recall import Recall, recalling
-from mmsdk.stages import Context, Question
+from mmsdk.stages import Context, Question, refuse_messages
 from mmsdk.stream import StreamSession
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
@@ -239,10 +239,10 @@ class Pipeline:
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
             max_time, logprobs, Constraint.of(schema, regex, choice), num_beams, length_penalty, early_stopping,
         )  # fmt: skip
-        guided(self.vlm, config)
-        steps = self.compression if compress is None else compression(compress)
         if n is not None:
             _check_number("n", n)
+        checked(self.vlm, config, n or 1)
+        steps = self.compression if compress is None else compression(compress)
         if question is None:
             pairs = _pairs(media)
             if n is not None:
@@ -292,7 +292,7 @@ class Pipeline:
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
             max_time, logprobs, Constraint.of(schema, regex, choice), num_beams, length_penalty, early_stopping,
         )  # fmt: skip
-        guided(self.vlm, config)
+        checked(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
         worn = self.adapters.worn(adapter, 1)
         return streamed(self.vlm, steps, (media, question), config, self.recall, worn)
@@ -386,6 +386,7 @@ class Pipeline:
 
 def _pairs(items: object) -> Sequence[Question]:
     """The batch as it is: what is wrong with one item becomes that item's error where it is read."""
+    refuse_messages(items)
     if isinstance(items, Iterator):
         raise InputError("pairs that come one after another are no batch yet; make it a list: pipe(list(...))", item=type(items).__name__)
     if not isinstance(items, list | tuple):

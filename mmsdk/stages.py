@@ -27,6 +27,7 @@ from mmsdk.encoded import Encoded, Given
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.fitting import Fit, before, behind, by_plan, inside_encoder
 from mmsdk.kv.memory import DenseMemory, Memory, Shape
+from mmsdk.kv.room import check_copies
 from mmsdk.kv.types import KVCache
 from mmsdk.legibility import guarded
 from mmsdk.models.types import VLM
@@ -54,6 +55,7 @@ __all__ = [
     "prefill",
     "prepare",
     "read",
+    "refuse_messages",
 ]
 
 # What a user writes for one question: the media (one, several or none) and the words; or no media, and a prompt that holds its own.
@@ -170,7 +172,7 @@ def prepare(
 
     What `recall` knows of earlier calls is not computed again. Rows are counted from `first`, where they are part of a longer batch; the
     cache has room for `copies` answers of each of them, and `worn` are their adapters.
-    Raises InputError where `room` leaves none for any prompt.
+    Raises InputError where `room` leaves none for any prompt, and where so many copies cannot be held.
     """
     cuts = cuts_of(compression, vlm.decoder.config.layers)
     if vlm.decoder.config.levels and (cuts or compression.proportional):
@@ -318,7 +320,9 @@ def _prefilled(
     ]
     config, first = decoder.config, rows[0].embeddings
     shape = Shape(config.layers, config.kv_heads, config.entry, first.dtype, first.device, config.levels)
-    cache, known = memory.begin(shape, capacities(decoder, laid, cuts, room), _searched(laid, keys, memory.page), copies, room)
+    sizes = capacities(decoder, laid, cuts, room)
+    check_copies(shape, memory, len(rows), max(sizes), room, copies, "num_beams, n")
+    cache, known = memory.begin(shape, sizes, _searched(laid, keys, memory.page), copies, room)
     run = prefill_into(decoder, [rest_of(*one) for one in zip(laid, known, strict=True)], cuts, cache, memory.chunk)
     memory.learn(cache, keys)
     share = run.seconds / max(1, sum(len(row.sights) for row in rows))
@@ -365,7 +369,21 @@ def _among(context: Context, places: Sequence[int]) -> Context | None:
     return Context(context.hidden[rows], context.cache.select(rows))
 
 
+def refuse_messages(given: object) -> None:
+    """Raise InputError for chat messages as other libraries and APIs take them, one or several, and say what is written here."""
+    several = given if isinstance(given, list | tuple) else [given]
+    if any(isinstance(one, Mapping) and ("role" in one or "content" in one) for one in several):
+        told = 'chat messages are not taken in this form; write pipe("photo.jpg", "What is it?"), or chat = pipe.chat("Be brief.") and'
+        told += ' chat("photo.jpg", "What is it?") for each turn; `mmsdk serve` answers messages over HTTP'
+        raise InputError(told, item="messages")
+
+
 def _read(index: int, item: object) -> Prompt | InputError:
+    try:
+        refuse_messages(item)
+        refuse_messages(item[0] if isinstance(item, list | tuple) and item else None)
+    except InputError as error:
+        return error.at(index)
     if not (isinstance(item, list | tuple) and len(item) == 2):
         seen = f"{len(item)} values" if isinstance(item, list | tuple) else shown(item)
         return InputError(f"{seen}, expected a pair (media, question)", item=type(item).__name__, index=index)

@@ -1,5 +1,7 @@
 """Beams through everything that answers: calls, batches, several answers, streams, conversations, streams without end, forms, engines."""
 
+import dataclasses
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +13,11 @@ from mmsdk.answer import Answer
 from mmsdk.chat import Chat
 from mmsdk.compress import compression
 from mmsdk.errors import InputError, MmsdkError
+from mmsdk.generate.beams import working
 from mmsdk.generate.config import GenerationConfig
-from mmsdk.kv.memory import PagedMemory
+from mmsdk.kv.memory import DenseMemory, PagedMemory
+from mmsdk.kv.room import check_copies, memory_free
+from mmsdk.kv.shape import Shape
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.recall import recalling
@@ -132,3 +137,62 @@ def test_an_engine_and_drawing_refuse_beams(small: Mini) -> None:
     assert not isinstance(outcomes[right].finish, MmsdkError) and engine.held == 0
     with pytest.raises(InputError, match="num_beams"):
         Pipeline(small)([], "What?", num_beams=2, temperature=0.5)
+
+
+def test_more_beams_than_words_and_more_answers_than_memory_are_refused_before_any_work(small: Mini) -> None:
+    pipe = Pipeline(small)
+    words, config = small.decoder.config.vocabulary, GenerationConfig(max_tokens=2, num_beams=100_000)
+    with read(small) as seen:
+        for beams in (words + 1, 100_000, 2**62):
+            with pytest.raises(InputError, match=f"^num_beams: it is {beams}, but the model has {words} tokens"):
+                pipe(picture(0), "What is it?", max_tokens=2, num_beams=beams)
+        with pytest.raises(InputError, match="^num_beams: it is 100000"):
+            pipe.stream(picture(0), "What is it?", num_beams=100_000)
+        with pytest.raises(InputError, match="^num_beams: it is 100000"):
+            pipe.chat()("What is it?", config=config)
+        with pytest.raises(InputError, match="^num_beams: it is 100000"):
+            pipe([([], "What is it?")] * 3, num_beams=100_000)
+        for n in (10**10, 2**62):
+            with pytest.raises(InputError, match=f"^n: {n} answers of up to 128 tokens would take about .* GiB are free; ask for fewer"):
+                pipe(picture(0), "What is it?", n=n)
+    assert seen == []
+    stream = pipe.stream_session("window:256")
+    stream.push(picture(0).pixels, 0.0)
+    with pytest.raises(InputError, match="^num_beams: it is 100000"):
+        stream.ask("What is it?", num_beams=100_000)
+
+
+def test_what_a_step_takes_is_told_from_above(small: Mini) -> None:
+    """By Python's own count of its objects; a search of many beams takes most of its memory in these."""
+    pipe, config = Pipeline(small), GenerationConfig(max_tokens=3, num_beams=100)
+    told = working(config, small.decoder.config.vocabulary, len(small.stop_ids))
+    tracemalloc.start()
+    pipe([], "What is it?", max_tokens=3, num_beams=100)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.05 * told < taken < told, (taken, told)
+
+
+def test_copies_of_a_cache_that_memory_cannot_hold_are_refused() -> None:
+    cpu = torch.device("cpu")
+    shape = Shape(2, 2, 8, torch.float32, cpu)
+    each, free = 2 * 2 * 2 * 8 * 4, memory_free(cpu)
+    most = free // (2 * 1000 * each)
+    check_copies(shape, DenseMemory(), 1, 1000, 10, most // 2, "num_beams")
+    with pytest.raises(InputError, match="^num_beams: .* answers at one time of up to 10 tokens each would take about"):
+        check_copies(shape, DenseMemory(), 1, 1000, 10, 2 * most, "num_beams")
+    # in blocks a copy has what is its own alone
+    check_copies(shape, PagedMemory(), 1, 100_000, 10, most, "num_beams")
+    with pytest.raises(InputError, match="^num_beams"):
+        check_copies(dataclasses.replace(shape, head_dim=(10**6, 10**6)), PagedMemory(), 1, 1000, 10, most, "num_beams")
+
+
+@pytest.mark.parametrize("kv", ["dense", "paged"])
+def test_copies_are_counted_before_the_cache_is_made(small: Mini, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine whose memory is gone when the prompt is laid out."""
+    pipe = Pipeline(small, recall=recalling(kv))
+    free = iter([2**40, 1])
+    monkeypatch.setattr("mmsdk.kv.room.memory_free", lambda device: next(free))
+    with read(small) as seen, pytest.raises(InputError, match="3 answers at one time of up to 40 tokens"):
+        pipe([], LONG, num_beams=3, max_tokens=40)
+    assert seen == []

@@ -76,5 +76,53 @@ def test_a_function_stays_what_it_was() -> None:
     assert opened(3, factor=4) == 12 and opened(3) == 6
     assert inspect.signature(opened) == inspect.signature(plain) and opened.__doc__ == plain.__doc__
     assert "temperature" in inspect.signature(Pipeline.__call__).parameters and GenerationConfig(7).max_tokens == 7
-    with pytest.raises(TypeError, match="missing 1 required positional"):
+    with pytest.raises(InputError, match="^number: it is missing; there is number, factor"):
         opened()  # type: ignore[call-arg]
+
+
+def test_what_is_missing_or_too_much_is_told_and_a_mistake_within_is_left_alone(small: Mini) -> None:
+    pipe = Pipeline(small)
+    with pytest.raises(InputError, match="^name: it is missing; there is path, name$"):
+        pipe.load_adapter("nope")  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="^question: it is missing; there is media, question, max_tokens"):
+        pipe.stream("photo.jpg")  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="^media: it is missing"):
+        pipe()  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="^load_adapter: too many positional arguments; there is path, name"):
+        pipe.load_adapter("nope", "a", "b")  # type: ignore[call-arg]
+
+    def wrong(number: int) -> int:
+        return number + "1"  # type: ignore[operator,no-any-return]
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        door(wrong)(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("do_sample", "temperature=0 is greedy"),
+        ("max_length", "max_tokens counts"),
+        ("max_new_tokens", "it is called max_tokens"),
+        ("images", "comes first, without names"),
+        ("text", "comes first, without names"),
+        ("num_return_sequences", "it is called n"),
+        ("kv", r"the model is opened with it: mmsdk.pipeline\(kv=...\)"),
+        ("quantize", r"mmsdk.pipeline\(quantize=...\)"),
+        ("torch_dtype", r"mmsdk.pipeline\(dtype=...\)"),
+        ("device_map", r"mmsdk.pipeline\(device=...\)"),
+        ("streamer", "pipe.stream"),
+    ],
+)
+def test_names_of_transformers_are_told_what_does_the_same_here(small: Mini, name: str, told: str) -> None:
+    with pytest.raises(InputError, match=f"^{name}: there is no such setting; .*{told}.*; there is media, question"):
+        Pipeline(small)([], "What?", **{name: 1})  # type: ignore[call-overload]
+
+
+def test_and_so_are_settings_of_the_other_door(small: Mini) -> None:
+    with pytest.raises(InputError, match="^torch_dtype: .*it is called dtype"):
+        pipeline(torch_dtype="float32")  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="^temperature: .*it goes with each question"):
+        pipeline(temperature=0.5)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="^images: there is no such setting; there is config$"):
+        Pipeline(small).chat()("What?", images=[])  # type: ignore[call-overload]

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import numpy as np
@@ -194,3 +195,26 @@ def test_where_warnings_are_errors_a_starved_page_fails_alone(pipe: Pipeline, co
     for error, index in ((found[1], 1), (alone, 0)):
         assert isinstance(error, InputError) and (error.index, error.item) == (index, "page.png") and "keep more" in str(error)
     assert isinstance(found[3], InputError) and "no such file" in str(found[3])
+
+
+@pytest.mark.parametrize(
+    "content", ["What?", [{"type": "image", "image": "a.jpg"}, {"type": "text", "text": "What?"}]], ids=["words", "parts"]
+)
+def test_chat_messages_are_told_the_form_that_is_taken(pipe: Pipeline, content: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    # without the check of types at every call, as users run it
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    message: Any = {"role": "user", "content": content}
+    told = r"^messages: chat messages are not taken in this form; write pipe\(\"photo.jpg\", .*pipe.chat\(.*`mmsdk serve`"
+    for asked in (message, [message], [{"role": "system", "content": "Be brief."}, message]):
+        with pytest.raises(InputError, match=told):
+            pipe(asked)
+    for call in (
+        lambda: pipe.chat()(message),
+        lambda: pipe.chat()([message]),
+        lambda: pipe([message], "What?"),
+        lambda: pipe.stream([message], "?"),
+    ):
+        with pytest.raises(InputError, match=told):
+            call()
+    for row in pipe([[message], [message, message]]):
+        assert isinstance(row, InputError) and row.item == "messages" and row.index is not None

@@ -64,7 +64,7 @@ class Canvas:
         else:
             size = canvas[0], min(math.ceil(width * tall), canvas[1])
         if min(size) < 1:
-            raise InputError(f"of {height}x{width} pixels is too narrow for a canvas of {canvas[0]}x{canvas[1]}", item="picture")
+            raise InputError(f"of {width}x{height} pixels is too narrow for a canvas of {canvas[1]}x{canvas[0]}", item="picture")
         middle = (canvas[0] - size[0]) // 2, (canvas[1] - size[1]) // 2
         plane = framed(resized(pixels[None], size, self.by), canvas, middle)[0]
         tiles = plane.unflatten(1, (-1, self.side)).unflatten(3, (-1, self.side)).permute(1, 3, 0, 2, 4).flatten(0, 1)

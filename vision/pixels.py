@@ -15,7 +15,15 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["Filter", "Levels", "cropped", "framed", "resized", "squared"]
+from mmsdk.errors import InputError
+
+__all__ = ["LONGEST", "Filter", "Levels", "check_long", "check_resized", "cropped", "framed", "resized", "squared"]
+
+LONGEST = 200
+"""How many times the other one side of a picture may be, where what is made of it grows with that: as Qwen2-VL has it."""
+
+# Of one frame while it is resized, four bytes each; a picture of as many pixels as are decoded may become nearly three times as large.
+_MOST = 2**28
 
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 """Pillow's resampling filters, in the order of their numbers."""
@@ -46,10 +54,32 @@ class Levels:
         return ((pixels.double() * self.factor).float() - mean) / std
 
 
+def check_long(height: int, width: int) -> None:
+    """Raise InputError where one side is more than `LONGEST` times the other."""
+    if max(height, width) > LONGEST * min(height, width):
+        raise InputError(f"is {width}x{height}; one side may be at most {LONGEST} times the other", item="pixels")
+
+
+def check_resized(size: tuple[int, int], to: tuple[int, int]) -> None:
+    """Raise InputError where a picture of (height, width) `size` on its way `to` another, or there, is larger than memory is taken for.
+
+    Rows are resized first, so that it is once as high as it was and as wide as it will be; the weights of a filter, several for each
+    pixel of a side, count as 16 pixels of it.
+    """
+    most = max(max(size[0], to[0]) * to[1], 16 * max(size))
+    if most > _MOST:
+        told = f"is {size[1]}x{size[0]}, and {most:,} pixels on the way to {to[1]}x{to[0]}, but at most {_MOST:,} are taken memory for"
+        raise InputError(f"{told}; cut it, or make it smaller", item="pixels")
+
+
 def resized(pixels: UInt8[Tensor, "f 3 h w"], size: tuple[int, int], by: Filter) -> UInt8[Tensor, "f 3 y x"]:
-    """Frames of (height, width) `size`, each resized by Pillow on the processor; the very same where they have that size."""
+    """Frames of (height, width) `size`, each resized by Pillow on the processor; the very same where they have that size.
+
+    Raises InputError as `check_resized` does.
+    """
     if tuple(pixels.shape[-2:]) == size:
         return pixels
+    check_resized((pixels.shape[-2], pixels.shape[-1]), size)
     frames = pixels.permute(0, 2, 3, 1).cpu().numpy()
     done = [np.asarray(Image.fromarray(frame).resize((size[1], size[0]), _FILTERS[by])) for frame in np.ascontiguousarray(frames)]
     return torch.from_numpy(np.stack(done)).permute(0, 3, 1, 2).to(pixels.device)
@@ -79,7 +109,8 @@ def framed(
 
 
 def squared(pixels: UInt8[Tensor, "*f 3 h w"], colour: tuple[int, int, int]) -> UInt8[Tensor, "*f 3 s s"]:
-    """Pixels in the middle of a square of their longer side."""
+    """Pixels in the middle of a square of their longer side. Raises InputError where that is larger than memory is taken for."""
     height, width = pixels.shape[-2:]
     side = max(height, width)
+    check_resized((height, width), (side, side))
     return framed(pixels, (side, side), ((side - height) // 2, (side - width) // 2), colour)

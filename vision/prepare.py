@@ -5,10 +5,11 @@ Settings are a checkpoint's own. The whole picture gives one square of patches, 
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from mmsdk.vision.pixels import Filter, Levels, cropped, resized, squared
+from mmsdk.vision.pixels import Filter, Levels, check_long, cropped, resized, squared
 
 __all__ = ["Prepare"]
 
@@ -32,12 +33,21 @@ class Prepare:
         return self.size[0] // self.patch, self.size[1] // self.patch
 
     def __call__(self, pixels: UInt8[Tensor, "f 3 h w"]) -> Float[Tensor, "f 3 y x"]:
-        """Frames of one size."""
+        """Frames of one size, one after another: what a frame is on the way may be much larger than it was and will be.
+
+        Raises InputError where that would be too large, as it is where one side is more than 200 times the other, by which it then grows.
+        """
+        height, width = pixels.shape[-2:]
+        if self.short or self.square:
+            check_long(height, width)
+        return self.levels(torch.cat([self._frame(frame[None]) for frame in pixels]))
+
+    def _frame(self, pixels: UInt8[Tensor, "1 3 h w"]) -> UInt8[Tensor, "1 3 y x"]:
         if self.square:
             red, green, blue = (int(255 * mean) for mean in self.levels.mean)
             pixels = squared(pixels, (red, green, blue))
         height, width = pixels.shape[-2:]
-        return self.levels(cropped(resized(pixels, self._target(height, width), self.by), self.size))
+        return cropped(resized(pixels, self._target(height, width), self.by), self.size)
 
     def _target(self, height: int, width: int) -> tuple[int, int]:
         if not self.short:

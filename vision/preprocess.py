@@ -8,6 +8,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmsdk.vision.pixels import check_resized
+
 __all__ = ["Preprocess"]
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -38,7 +40,10 @@ class Preprocess:
         return min(max(1, patches), self.area)
 
     def __call__(self, pixels: UInt8[Tensor, "*f 3 h w"]) -> Float[Tensor, "*f 3 y x"]:
-        """Resize to the grid (bicubic, antialiased), scale to [0, 1], normalise; one picture or any number of frames."""
+        """Resize to the grid (bicubic, antialiased), scale to [0, 1], normalise; one picture or any number of frames.
+
+        Raises InputError for one that is so long that resizing it would take too much memory.
+        """
         rows, columns = self.grid((pixels.shape[-2], pixels.shape[-1]))
         x = _resized(pixels, (rows * self.patch, columns * self.patch))
         mean, std = (torch.tensor(v, device=x.device).view(3, 1, 1) * 255 for v in (self.mean, self.std))
@@ -52,6 +57,7 @@ def _around(exact: float) -> tuple[int, int]:
 def _resized(pixels: UInt8[Tensor, "*f 3 h w"], size: tuple[int, int]) -> Float[Tensor, "*f 3 y x"]:
     if pixels.shape[-2:] == size:
         return pixels.float()
+    check_resized((pixels.shape[-2], pixels.shape[-1]), size)
     flat = pixels.reshape(-1, *pixels.shape[-3:])
     # on a CPU, torch resizes bytes as Pillow does but for rounding, and four times as fast as floats; a GPU has floats only
     flat = flat if flat.device.type == "cpu" else flat.float()

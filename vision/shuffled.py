@@ -151,8 +151,9 @@ class Splitting:
     def whole(self, frames: UInt8[Tensor, "f 3 h w"]) -> Float[Tensor, "f 3 y x"]:
         """See `Tiling`."""
         height, width = frames.shape[-2:]
-        first = resized(frames, _brought((height, width), self.moving), self.by)
-        return self.levels(resized(first, (self.side, self.side), self.by))
+        # one at a time: on the way a frame is larger than it was
+        first = (resized(frame[None], _brought((height, width), self.moving), self.by) for frame in frames)
+        return self.levels(torch.cat([resized(frame, (self.side, self.side), self.by) for frame in first]))
 
     def _tiles(self, size: tuple[int, int]) -> tuple[int, int]:
         """Both sides as whole tiles, the longer one first and the other in proportion to it."""

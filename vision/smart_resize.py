@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from mmsdk.errors import InputError
-from mmsdk.vision.pixels import Filter, Levels, resized
+from mmsdk.vision.pixels import Filter, Levels, check_long, resized
 
 __all__ = ["SmartResize"]
-
-_LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,7 @@ class SmartResize:
         Raises InputError where one side is more than 200 times the other.
         """
         height, width = size
-        if max(size) > _LONGEST * min(size):
-            raise InputError(f"is {height}x{width}; one side may be at most {_LONGEST} times the other", item="pixels")
+        check_long(height, width)
         if self.together and min(size) < self.factor:
             scale = max(self.factor / height, self.factor / width)
             height, width = int(height * scale), int(width * scale)

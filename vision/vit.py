@@ -140,7 +140,7 @@ class ViT(nn.Module):
         size = self.config.patch
         gh, gw = height // size, width // size
         if not gh or not gw or height % size or width % size:
-            raise InputError(f"pixels of {height}x{width} do not divide into patches of {size}; resize them by Preprocess", item="pixels")
+            raise InputError(f"pixels of {width}x{height} do not divide into patches of {size}; resize them by Preprocess", item="pixels")
         # A convolution whose stride is its kernel is one matrix product, and that is three times as fast on a CPU.
         patches = pixels.to(self.position.dtype).view(b, 3, gh, size, gw, size).permute(0, 2, 4, 1, 3, 5).reshape(b, gh * gw, -1)
         x = F.linear(patches, self.patch.weight.flatten(1), self.patch.bias)

@@ -14,10 +14,11 @@ import torch
 
 from mmsdk.apps.console import Cell, busy, line_width, table
 from mmsdk.apps.report import hardware, versions
-from mmsdk.apps.speed import BYTES, Speed, load, measured, memory_free
+from mmsdk.apps.speed import BYTES, Speed, load, measured
 from mmsdk.apps.train_mini.needs import compiler, osmesa
 from mmsdk.cache import cache_folder
 from mmsdk.errors import WeightsError
+from mmsdk.kv.room import memory_free
 from mmsdk.precision import native_bfloat16, resolve_dtype
 from mmsdk.weights.bundle import adapter_path, available
 

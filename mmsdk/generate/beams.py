@@ -36,7 +36,11 @@ from mmsdk.generate.penalties import Penalties
 from mmsdk.generate.text import Decode
 from mmsdk.kv.types import KVCache
 
-__all__ = ["search"]
+__all__ = ["search", "working"]
+
+# Bytes of a step: of each beam and word, in float32, logits, probabilities, scores, and what is chosen from; of each way looked at, its
+# numbers as tensors, as Python's, and as a value.
+_WORD, _WAY = 6 * 4, 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,16 @@ class Way:
         return Beam(reply, self.row, self.total, *said), step.finish
 
 
+def working(config: GenerationConfig, vocabulary: int, ends: int) -> int:
+    """About how many bytes a step of one question takes beside its cache, in a vocabulary of which so many ids end an answer."""
+    return int(config.num_beams) * (vocabulary * _WORD + min(vocabulary, _looked_at(config, ends)) * _WAY)
+
+
+def _looked_at(config: GenerationConfig, ends: int) -> int:
+    """How many ways of each beam a step looks at: should the best be to end, by so many ids, there are enough that go on."""
+    return max(2, 1 + ends) * int(config.num_beams)
+
+
 class Search:
     """The beams of one question, and its answers so far, both best first. `looked_at` are the ways that a step looks at."""
 
@@ -78,8 +92,7 @@ class Search:
         self.config = first.config
         self.beams = [Beam(first, number)]
         self.answers: list[Generated] = []
-        # should the best ways be to end, by so many ids, there are enough that go on
-        self.looked_at = max(2, 1 + ends) * self.config.num_beams
+        self.looked_at = _looked_at(self.config, ends)
         self._length = 0
 
     @property

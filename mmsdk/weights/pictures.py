@@ -57,7 +57,7 @@ def prepare_of(fields: Fields, patch: int, image: int, levels: Levels = CLIP, by
     size = square_of(fields, "crop_size" if cut else "size", image)
     short = 0 if resize.has("height") else resize.whole("shortest_edge", image) if cut else 0
     if size[0] % patch or size[1] % patch:
-        raise ModelError(f"{fields.where}: pictures of {size[0]}x{size[1]} do not divide into patches of {patch}")
+        raise ModelError(f"{fields.where}: pictures of {size[1]}x{size[0]} do not divide into patches of {patch}")
     if not cut or short or square_of(fields, "size", image) == size:
         square = fields.flag("do_pad", default=False)
         return Prepare(patch, size, short, filter_of(fields, by), levels_of(fields, levels), square)

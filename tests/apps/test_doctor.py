@@ -11,7 +11,8 @@ import torch
 
 from mmsdk.apps import speed
 from mmsdk.apps.cli import main
-from mmsdk.apps.speed import Speed, measured, memory_free
+from mmsdk.apps.speed import Speed, measured
+from mmsdk.kv.room import memory_free
 
 CPU = torch.device("cpu")
 

@@ -105,7 +105,7 @@ def test_it_can_be_trained() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(13, 14), (28, 30), (0, 14)])
 def test_sides_that_do_not_divide_are_refused(height: int, width: int) -> None:
-    with pytest.raises(InputError, match=f"{height}x{width} do not divide into patches of 14"):
+    with pytest.raises(InputError, match=f"{width}x{height} do not divide into patches of 14"):
         model()(pixels(1, height, width))
 
 
