@@ -28,7 +28,7 @@ from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Unscaled
 from mmsdk.decoder.trailing import TrailingRope
-from mmsdk.decoder.transformer import Decoder, no_express
+from mmsdk.decoder.transformer import Decoder, Told, by_name, no_express
 from mmsdk.errors import InputError
 from mmsdk.kv.three_level import ThreeLevelCache
 from mmsdk.kv.types import KVCache
@@ -127,11 +127,11 @@ class DeepseekV4Decoder(Decoder):
         self._far = TrailingRope(sizes.turning, sizes.compressed_theta, sizes.compressed_scaling)
 
     @classmethod
-    def made(cls, sizes: DeepseekV4Config, state: Mapping[str, Tensor]) -> "DeepseekV4Decoder":
+    def made(cls, sizes: DeepseekV4Config, state: Mapping[str, Tensor], told: Told = by_name) -> "DeepseekV4Decoder":
         """A decoder on these very tensors, which are not copied and set the dtype and the device. Raises as `Decoder.of` does."""
         with torch.device("meta"):
             decoder = cls(sizes)
-        decoder.fill(state)
+        decoder.fill(state, told)
         return decoder
 
     @property

@@ -8,7 +8,7 @@ Rows of a batch may have any length: padding, left or right or in between, is wh
 others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -39,6 +39,9 @@ from mmsdk.kv.unturned import UnturnedCache
 __all__ = ["Decoder", "DecoderConfig", "Express", "Layer", "LayerAttention", "NoShortcut", "SelfAttention", "Shortcut"]
 
 _DENSE = Dense()
+
+Told = Callable[[str], str]
+"""What messages call a tensor of a decoder, by its name here."""
 
 
 @runtime_checkable
@@ -178,6 +181,10 @@ def _feed_forward(config: DecoderConfig, index: int) -> GatedMLP | MixedMLP:
     return GatedMLP(config.width, config.inner, config.mlp_bias, config.activation)
 
 
+def by_name(name: str) -> str:
+    return f"tensor {name!r}"
+
+
 class Decoder(nn.Module):
     """A decoder (Llama, Qwen2 and Qwen3, DeepSeek-V2 to V3.2), made from a checkpoint by `of`. Its parameters may be trained."""
 
@@ -194,24 +201,24 @@ class Decoder(nn.Module):
         self._local_rope = Rope(config.rotated, config.local.theta, Unscaled(), config.rope_sections)
 
     @classmethod
-    def of(cls, config: DecoderConfig, state: Mapping[str, Tensor], core: Attention = _DENSE) -> "Decoder":
+    def of(cls, config: DecoderConfig, state: Mapping[str, Tensor], core: Attention = _DENSE, told: Told = by_name) -> "Decoder":
         """A decoder on these very tensors, which are not copied and set the dtype and the device.
 
-        Raises ModelError where a tensor is missing, unknown or of another shape than the config says.
+        Raises ModelError where a tensor is missing, unknown or of another shape than the config says; `told` is what messages call one.
         """
         with torch.device("meta"):
             decoder = cls(config, core)
-        decoder.fill(state)
+        decoder.fill(state, told)
         return decoder
 
-    def fill(self, state: Mapping[str, Tensor]) -> None:
+    def fill(self, state: Mapping[str, Tensor], told: Told = by_name) -> None:
         """Put these very tensors into one that was made without memory. Raises as `of` does."""
         expected = {name: tensor.shape for name, tensor in self.state_dict().items()}
         for name in sorted(expected.keys() ^ state.keys()):
             raise ModelError(f"tensor {name!r} is {'missing' if name in expected else 'not part of this decoder'}")
         for name, tensor in state.items():
             if tensor.shape != expected[name]:
-                raise ModelError(f"tensor {name!r} is {tuple(tensor.shape)}, the config says {tuple(expected[name])}")
+                raise ModelError(f"{told(name)} is {tuple(tensor.shape)}, the config says {tuple(expected[name])}")
         self.load_state_dict(state, assign=True)
         self.eval()
 

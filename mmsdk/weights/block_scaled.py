@@ -30,6 +30,10 @@ class BlockScaled:
         """Rows first. Raises ModelError where there is no such tensor."""
         return self.checkpoint.shape(name)
 
+    def where(self, name: str) -> str:
+        """See `mmsdk.weights.names.Source`."""
+        return self.checkpoint.where(name)
+
     def read(self, name: str, out: Tensor) -> None:
         """Write the tensor's values to `out`, which has its shape. Raises ModelError where the scales do not fit it, or are missing."""
         stored = self.checkpoint.raw(name)

@@ -12,7 +12,7 @@ from mmsdk.decoder.deepseek_v4_config import DeepseekV4Config, Kind
 from mmsdk.decoder.quantised import scheme_of
 from mmsdk.errors import ModelError
 from mmsdk.quant.types import Quantize
-from mmsdk.weights.names import joined, shape_of
+from mmsdk.weights.names import joined, shape_of, told
 from mmsdk.weights.quantised import place_read
 from mmsdk.weights.safetensors import Checkpoint
 
@@ -84,7 +84,7 @@ def put_together(sizes: DeepseekV4Config, checkpoint: Checkpoint, dtype: torch.d
         ours: _tensor(named, ours, theirs, dtype) if schemes[ours] == "none" else torch.empty(shape_of(named, theirs), device="meta")
         for ours, theirs in table.items()
     }
-    decoder = DeepseekV4Decoder.made(sizes, state)
+    decoder = DeepseekV4Decoder.made(sizes, state, lambda ours: told(named, table[ours]))
     for ours, theirs in table.items():
         scheme = schemes[ours]
         if scheme != "none":

@@ -165,6 +165,10 @@ class GGUFSource:
             # A bias is stored as a single row, so that its values change places and not its blocks.
             out.copy_(_halves(out.clone(), heads, name))
 
+    def where(self, name: str) -> str:
+        """See `mmsdk.weights.names.Source`."""
+        return f"{self._header.file.path}: the tensor {name!r}"
+
     def int4(self, name: str) -> Int4 | None:
         """The matrix of that name code by code, where its blocks are int4; None where they are anything else."""
         tensor = self._ordered(name)

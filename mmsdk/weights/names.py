@@ -14,7 +14,7 @@ from torch import Tensor
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.errors import ModelError
 
-__all__ = ["GGUF", "HUGGINGFACE", "Empty", "Names", "Naming", "Source", "assemble", "empty", "joined", "shape_of", "stored", "used"]
+__all__ = ["GGUF", "HUGGINGFACE", "Empty", "Names", "Naming", "Source", "assemble", "empty", "joined", "shape_of", "stored", "told", "used"]
 
 Naming = Callable[[DecoderConfig], Mapping[str, tuple[str, ...]]]
 """For each tensor of a decoder, the checkpoint's tensors that make it."""
@@ -36,6 +36,10 @@ class Source(Protocol):
 
     def read(self, name: str, out: Tensor) -> None:
         """Write the tensor's values to `out`, which has its shape, in the dtype of `out`."""
+        ...
+
+    def where(self, name: str) -> str:
+        """What messages call a tensor: the folder or file, and its name there."""
         ...
 
 
@@ -131,8 +135,14 @@ def shape_of(source: Source, names: tuple[str, ...]) -> tuple[int, ...]:
     """The shape of the tensors stacked by rows. Raises ModelError where one is missing or their shapes do not allow it."""
     shapes = [source.shape(name) for name in names]
     if len({shape[1:] for shape in shapes}) != 1 or () in shapes:
-        raise ModelError(f"tensors {', '.join(map(repr, names))} cannot be stacked: their shapes are {', '.join(map(str, shapes))}")
+        raise ModelError(f"{told(source, names)} cannot be stacked: the shapes are {', '.join(map(str, shapes))}")
     return sum(shape[0] for shape in shapes), *shapes[0][1:]
+
+
+def told(source: Source, names: tuple[str, ...]) -> str:
+    """What messages call the tensors that make one of a decoder's."""
+    beside = f" with {', '.join(map(repr, names[1:4]))}{' and more' if len(names) > 4 else ''}" if len(names) > 1 else ""
+    return source.where(names[0]) + beside
 
 
 def used(names: Naming, config: DecoderConfig) -> set[str]:

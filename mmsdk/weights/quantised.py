@@ -19,7 +19,7 @@ from mmsdk.quant.int8 import Int8
 from mmsdk.quant.types import Quantize, Scheme
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.weights.gguf import open_gguf
-from mmsdk.weights.names import GGUF, Naming, Source, empty, joined, shape_of, stored
+from mmsdk.weights.names import GGUF, Naming, Source, empty, joined, shape_of, stored, told
 
 __all__ = ["Codes", "gguf_decoder", "no_codes", "place_read", "put_together"]
 
@@ -64,7 +64,7 @@ def put_together(
         else torch.empty(shapes[ours], device="meta")
         for ours, theirs in table.items()
     }
-    decoder = Decoder.of(config, state)
+    decoder = Decoder.of(config, state, told=lambda ours: told(source, table[ours]))
     for ours, theirs in table.items():
         scheme = schemes[ours]
         if scheme != "none":

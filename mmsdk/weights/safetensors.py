@@ -71,6 +71,10 @@ class Checkpoint:
         """Write the tensor's values to `out`, which has its shape, in the dtype of `out`. Raises as `tensor` does."""
         out.copy_(self.tensor(name))
 
+    def where(self, name: str) -> str:
+        """What messages call a tensor: the folder, and its name there."""
+        return f"{self.folder}: the tensor {self.told(name)!r}"
+
     def told(self, name: str) -> str:
         """What the file calls a tensor; one that it lacks, as it calls those around it."""
         head = name.partition(".")[0] + "."

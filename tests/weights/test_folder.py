@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +103,20 @@ def test_every_tensor_that_is_missing_or_left_over_is_named(copy: Path) -> None:
     save_file({**tensors, wide: torch.zeros(3, 3)}, copy / "model.safetensors")
     with pytest.raises(ModelError, match=r"linear_1\.weight' is \(3, 3\), the projector needs"):
         opened(copy)
+
+
+def test_a_tensor_that_the_config_does_not_fit_is_named_as_the_checkpoint_names_it(copy: Path) -> None:
+    tensors, config = load_file(copy / "model.safetensors"), json.loads((copy / "config.json").read_text())["text_config"]
+    words = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    change(copy / "config.json", text_config={**config, "vocab_size": config["vocab_size"] + 100})
+    with pytest.raises(ModelError, match=re.escape(f"{copy}: the tensor {words!r} is {tuple(tensors[words].shape)}, the config says")):
+        opened(copy)
+    change(copy / "config.json", text_config={**config, "num_attention_heads": 2 * config["num_attention_heads"], "head_dim": 16})
+    with pytest.raises(
+        ModelError, match=rf"^{re.escape(str(copy))}: the tensor '.*q_proj\.weight' with '.*k_proj\.weight', '.*v_proj"
+    ) as error:
+        opened(copy)
+    assert "attention.qkv" not in str(error.value)
 
 
 def test_code_that_a_checkpoint_names_is_not_looked_at(copy: Path) -> None:

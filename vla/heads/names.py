@@ -50,6 +50,10 @@ class Tensors:
         """Rows first. Raises ModelError where there is no such tensor."""
         return self.checkpoint.shape(self.stored.get(name, name))
 
+    def where(self, name: str) -> str:
+        """What messages call a tensor: the folder, and its name there."""
+        return self.checkpoint.where(self.stored.get(name, name))
+
     def read(self, name: str, out: Tensor) -> None:
         """Write the tensor's values to `out`, which has its shape, in the dtype of `out`."""
         self.checkpoint.read(self.stored.get(name, name), out)
