@@ -302,20 +302,6 @@ def test_a_clip_can_be_cancelled_before_and_amid_its_steps(page: Page, films: Fi
     slide(page, "film-steps", 2)
     page.locator("#film-make").click()
     says(page.locator("#film-status"), "made in")
-
-
-def choose(page: Page, task: str) -> None:
-    choose_in(page, "task", task)
-
-
-def choose_in(page: Page, field: str, option: str) -> None:
-    page.locator(f"#{field} input").click()
-    page.get_by_role("option", name=option).click()
-
-
-def test_the_robot_of_numbers_runs_and_stops(page: Page) -> None:
-    go(page, "Robot")
-    choose(page, "Belt · pick what comes by")
     assert steps[-2:] == [1, 2] and steps[:-2] == list(range(1, len(steps) - 1)) and len(steps) < 40
 
 
@@ -334,6 +320,20 @@ def test_a_program_that_ends_waits_for_one_step(films: Films, steps: list[int]) 
 def test_guidance_that_is_no_number_of_the_slider_is_told_by_name(films: Films, guidance: Any) -> None:
     with pytest.raises(InputError, match="guidance: it is .*expected from 1 to 8"):
         next(MakingTab(films).make(TEXT, 0, 2, guidance, "dense", "none", False, Visitor()))
+
+
+def choose(page: Page, task: str) -> None:
+    choose_in(page, "task", task)
+
+
+def choose_in(page: Page, field: str, option: str) -> None:
+    page.locator(f"#{field} input").click()
+    page.get_by_role("option", name=option).click()
+
+
+def test_the_robot_of_numbers_runs_and_stops(page: Page) -> None:
+    go(page, "Robot")
+    choose(page, "Belt · pick what comes by")
     says(page.locator("#robot-about"), "script that knows the simulation")
     slide(page, "thinking", 20)
     page.locator("#run").click()
