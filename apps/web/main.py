@@ -19,6 +19,7 @@ import gradio as gr
 import torch
 
 from mmsdk.apps.demo import SHIPPED
+from mmsdk.apps.interrupts import leave
 from mmsdk.apps.web.filming import Films
 from mmsdk.apps.web.models import Models
 from mmsdk.apps.web.page import build
@@ -143,7 +144,7 @@ def _until_signalled() -> Iterator[threading.Event]:
     stop = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, leave)
         stop.set()
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
