@@ -154,6 +154,8 @@ class Arenas:
         self._entries = Entries(layer, depth)
         self._arenas: tuple[Arena, ...] = ()
         self._keep: tuple[int, ...] = ()
+        # How many tokens each row holds, as the host counts them: whether a row is thinned is nobody else's business.
+        self._held: tuple[int, ...] = ()
         self._heard: tuple[Tensor, ...] = ()
         self._unseen, self._turning = 0, self._entries.turning
 
@@ -191,6 +193,8 @@ class Arenas:
         self._heard = ()
         if self._arenas:
             told = self._arrived(new.positions, kinds)
+            came = [keys.shape[2]] * len(keys) if new.ordered else new.lengths.tolist()
+            self._held = tuple(held + more for held, more in zip(self._held, came, strict=True))
             self._split(keys.detach(), values.detach(), told, kinds == 0, words)
             return
         entries = self._entries
@@ -210,8 +214,9 @@ class Arenas:
         if self._unseen >= self._tide.sample:
             self._follow(self._look(query, ask, view))
         out = ask.attend(query, view)
-        if sum(arena.most for arena in self._arenas) - max(self._keep) >= self._tide.interval:
-            self._thin()
+        due = [held - keep >= self._tide.interval for held, keep in zip(self._held, self._keep, strict=True)]
+        if any(due):
+            self._thin(torch.tensor(due, device=query.device))
         return out
 
     def settle(self) -> None:
@@ -232,6 +237,7 @@ class Arenas:
         self._arenas = (nothing, nothing)
         self._split(entries.keys, entries.values, told, sticky, words=False)
         self._entries = Entries(entries.layer, entries.depth)
+        self._held = tuple(self.lengths[:, 0].tolist())
 
     def close_up(self, ahead: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         """See `mmsdk.kv.policy.Closing`, along one axis. Slots stay as they are: positions change, and keys turn with them."""
@@ -262,7 +268,7 @@ class Arenas:
         other = self.fork()
         other._arenas = tuple(arena.select(rows) for arena in self._arenas)
         if self._arenas:
-            other._keep = tuple(self._keep[row] for row in rows.tolist())
+            other._keep, other._held = (tuple(of[row] for row in rows.tolist()) for of in (self._keep, self._held))
             other._turning = self._turning.select(rows)
         else:
             other._entries = self._entries.select(rows)
@@ -271,7 +277,8 @@ class Arenas:
     def fork(self) -> "Arenas":
         """See `LayerStore`. Arenas are replaced and never changed, so that they are shared."""
         other = Arenas(self._tide, self._amount, self._entries.layer, self._entries.depth)
-        other._entries, other._arenas, other._keep = self._entries.fork(), self._arenas, self._keep
+        other._entries, other._arenas = self._entries.fork(), self._arenas
+        other._keep, other._held = self._keep, self._held
         other._unseen, other._turning = self._unseen, self._turning
         return other
 
@@ -330,10 +337,12 @@ class Arenas:
         stays = picked(unit, valid, pinned, row.mass, score, keep[:, 0], self._tide.picking.share)
         return torch.zeros_like(stays).scatter_(1, order, stays)
 
-    def _thin(self) -> None:
-        """Free the slots of what goes, and join pages of the volatile arena."""
-        parts = self._stays(self._told()).split([arena.told.positions.shape[1] for arena in self._arenas], dim=1)
+    def _thin(self, due: Bool[Tensor, " b"]) -> None:
+        """Free the slots of what goes of the rows that are due, and join pages of the volatile arena."""
+        stays = self._stays(self._told()) | ~due[:, None]
+        parts = stays.split([arena.told.positions.shape[1] for arena in self._arenas], dim=1)
         self._arenas = tuple(arena.thinned(part, order == 1) for order, (arena, part) in enumerate(zip(self._arenas, parts, strict=True)))
+        self._held = tuple(self.lengths[:, 0].tolist())
 
 
 def joins(used: Bool[Tensor, "b t"], page: int) -> Int[Tensor, "b t"]:

@@ -184,6 +184,35 @@ def test_what_is_read_is_attention_to_all_that_is_held() -> None:
             torch.testing.assert_close(out[row, :, 0], torch.einsum("ht,htd->hd", weights, values), rtol=1e-4, atol=1e-5)
 
 
+def test_a_row_is_thinned_when_it_would_be_alone() -> None:
+    """One row begins within its budget, the other beyond it; what each holds at every step does not hang on the other."""
+    x, blank, prompt = drawn(100), 34, 54
+    kinds = scene(4, 5, 8)
+    both, alone = SMALL.store(0, 1, 30), [SMALL.store(0, 1, 30) for _ in range(2)]
+
+    def pass_on(start: int, stop: int, heard: Tensor | None = None) -> None:
+        whole = told(both, x, start, stop, heard, blank)
+        for row, store in enumerate(alone):
+            first = max(start, row * blank)
+            at = torch.arange(first, stop)[None] - row * blank
+            if heard is not None:
+                store.hear(heard[None, first:stop])
+            store.append(Arriving.of(at, at[:, 0]), *(part[row : row + 1, :, first:stop] for part in x[1:]))
+            out = store.attend(x[0][row : row + 1, :, first:stop], asking(at))
+            torch.testing.assert_close(whole[row : row + 1, :, first - start :], out, rtol=1e-4, atol=1e-5)
+            assert int(both.lengths[row]) == int(store.lengths)
+
+    pass_on(0, prompt, kinds)
+    for store in (both, *alone):
+        store.settle()
+    thinned = [0, 0]
+    for step in range(prompt, 100):
+        before = both.lengths.flatten().tolist()
+        pass_on(step, step + 1)
+        thinned = [times + (int(held) <= was) for times, held, was in zip(thinned, both.lengths, before, strict=True)]
+    assert thinned == [5, 4], "46 steps, of which the second row takes 18 to go 8 beyond its budget"
+
+
 def test_an_endless_stream_of_frames_and_words_stays_within_its_memory_and_in_order() -> None:
     x, store = drawn(1200), SMALL.store(0, 1, 40)
     told(store, x, 0, 20)
