@@ -130,7 +130,7 @@ def _row(model: str, decoder: Decoder, apart: Sequence[float], same: Sequence[bo
     }
 
 
-def _cached(config: DecoderConfig) -> tuple[float, int]:
+def _cached(config: DecoderConfig) -> tuple[int | float, int]:
     """Bytes of a token in float32: of what is cached, and of a key and a value for every query head.
 
     Of levels it is what a token adds to compressed entries; windows do not grow.

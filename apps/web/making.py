@@ -80,7 +80,9 @@ def tab(films: Films) -> None:
     quiet = {"preprocess": False, "show_progress": "hidden", "api_visibility": "private"}
     gr.on(
         [make.click, text.submit], streaming(here.make, (gr.skip(), markup.status(), gr.skip())),
-        [text, seed, steps, guidance, attention, cache, two_stage, visitor], [figure, note, visitor], concurrency_limit=8, **quiet,
+        [text, seed, steps, guidance, attention, cache, two_stage, visitor], [figure, note, visitor], concurrency_limit=8,
+        # a clip that was cancelled may still be at its last step
+        trigger_mode="multiple", **quiet,
     )  # fmt: skip
     stop.click(_stop, visitor, note, queue=False, show_progress="hidden", api_visibility="private")
 

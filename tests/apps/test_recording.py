@@ -114,7 +114,7 @@ def test_a_workspace_takes_the_sessions_kinematics(session: str, tmp_path: Path,
         (["replay", "OUT", "--ask"], "a session to ask"),
         (["export", "OUT"], "a folder for the data set"),
         (["export", "OUT", "--out", "OUT2"], "no bag that can be read"),
-        (["serve", "a.py:b", "c.py:d"], "expected one service"),
+        (["serve", "SESSION:reach", "SESSION:number"], "expected one service"),
     ],
 )
 def test_mistakes_are_told(words: list[str], hint: str, session: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,7 +172,7 @@ def test_tensors_that_do_not_fit_are_named_as_ever(small: Small, tmp_path: Path)
     state = safetensors.torch.load_file(tmp_path / "model.safetensors")
     state["model.layers.0.self_attn.o_proj.weight"] = torch.zeros(64, 60)
     safetensors.torch.save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"'layers\.0\.attention\.o\.weight' is \(64, 60\), the config says \(64, 64\)"):
+    with pytest.raises(ModelError, match=r"'model\.layers\.0\.self_attn\.o_proj\.weight' is \(64, 60\), the config says \(64, 64\)"):
         read_decoder(tmp_path, torch.float32, "int4")
 
 

@@ -154,7 +154,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(folder: Path) -> None:
     for name, change in {
         "model.norm.weight": lambda tensors: tensors.pop("model.norm.weight"),
         "extra.weight": lambda tensors: tensors.update({"extra.weight": torch.ones(2)}),
-        "layers.0.attention.qkv.weight": lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.weight": torch.ones(4, 16)}),
+        "layers.0.self_attn.q_proj.weight": lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.weight": torch.ones(4, 16)}),
         "model.layers.0.self_attn.k_proj.weight": lambda tensors: tensors.update(
             {"model.layers.0.self_attn.k_proj.weight": torch.ones(8, 15)}
         ),
