@@ -57,8 +57,8 @@ def generate_in_two_stages(
 ) -> Generated:
     """A clip of `shape` (clips, channels, frames, rows, columns); the generator draws the noise of the high stage, then of the low one.
 
-    Each stage has its own state of attention and cache; `advance` is told how many of the high schedule's steps are done, those that the
-    low stage stands for all together. Raises InputError for sides that the factor does not divide.
+    Each stage has its own state of attention and cache; `advance` is told after each pass how many of the high schedule's steps are done:
+    those of the low stage are spread over the steps that it stands for. Raises InputError for sides that the factor does not divide.
     """
     *front, rows, columns = shape
     if rows % stages.factor or columns % stages.factor:
@@ -69,16 +69,15 @@ def generate_in_two_stages(
     def denoiser(schedule: Schedule) -> Denoiser:
         return Denoiser(model, condition, guidance, schedule.steps, attending(attention), Caching(step_cache(cache)))
 
-    latents, spent = noise, Cost(0, 0, {})
+    latents, spent, before = noise, Cost(0, 0, {}), stages.high.steps - high.steps
     if high.sigmas[0] < 1:
         low_shape = (*front, rows // stages.factor, columns // stages.factor)
         low_noise = torch.randn(low_shape, generator=generator, device=generator.device).to(like)
         first = denoiser(stages.low)
-        clip = _clean(first, low_noise, stages.low, 0.0 if stages.to_the_end else high.sigmas[0])
-        advance(stages.high.steps - high.steps)
+        clip = _clean(first, low_noise, stages.low, 0.0 if stages.to_the_end else high.sigmas[0], _spread(advance, before))
         latents = (1 - high.sigmas[0]) * upscaler(clip, (rows, columns)) + high.sigmas[0] * noise
         spent = first.cost
-    second, before = denoiser(high), stages.high.steps - high.steps
+    second = denoiser(high)
     for step in range(high.steps):
         latents = high.step(latents, second.velocity(latents, high.time(step), step), step)
         advance(before + step + 1)
@@ -90,15 +89,20 @@ def snapped(frames: int, height: int, width: int) -> tuple[int, int, int]:
     return 17 * max(0, round((frames - 5) / 17)) + 5, 32 * max(1, round(height / 32)), 32 * max(1, round(width / 32))
 
 
-def _clean(denoiser: Denoiser, latents: Tensor, schedule: Schedule, until: float) -> Float[Tensor, "b c f h w"]:
-    """The clip that is expected by the last step that begins noisier than `until`."""
-    clip = latents
-    for step, sigma in enumerate(schedule.sigmas[:-1]):
-        if sigma <= until:
-            break
+def _clean(
+    denoiser: Denoiser, latents: Tensor, schedule: Schedule, until: float, advance: Callable[[int, int], None]
+) -> Float[Tensor, "b c f h w"]:
+    """The clip that is expected by the last step that begins noisier than `until`; `advance` is told how many of how many are done."""
+    clip, taken = latents, sum(sigma > until for sigma in schedule.sigmas[:-1])
+    for step in range(taken):
         velocity = denoiser.velocity(latents, schedule.time(step), step)
         clip, latents = schedule.clean(latents, velocity, step), schedule.step(latents, velocity, step)
+        advance(step + 1, taken)
     return clip
+
+
+def _spread(advance: Callable[[int], None], steps: int) -> Callable[[int, int], None]:
+    return lambda done, taken: advance(done * steps // taken)
 
 
 def _sum(one: Cost, other: Cost) -> Cost:

@@ -287,11 +287,15 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
+@pytest.mark.parametrize("two_stage", [True, False])
 @pytest.mark.parametrize("waiting", [True, False])
-def test_a_clip_can_be_cancelled_before_and_amid_its_steps(page: Page, films: Films, steps: list[int], waiting: bool) -> None:
+def test_a_clip_can_be_cancelled_before_and_amid_its_steps(
+    page: Page, films: Films, steps: list[int], waiting: bool, two_stage: bool
+) -> None:
     """Many steps, of which most are never taken; the next one is made at once."""
     go(page, "Video generation")
     page.locator("#film-text textarea").fill(TEXT)
+    page.locator("#film-two-stage input").set_checked(two_stage)
     slide(page, "film-steps", 60)
     # somebody else's clip, which this one waits for
     with films._lock if waiting else contextlib.nullcontext():
