@@ -40,12 +40,12 @@ class Form:
 
 
 def form_of(args: argparse.Namespace) -> Form:
-    """The form that the flags of `mmsdk.apps.arguments.FORMS` say. Raises InputError for a schema that cannot be read."""
+    """The form that the flags of `mmsdk.apps.flags.FORMS` say. Raises InputError for a schema that cannot be read."""
     return Form.of(args.schema, args.regex, args.choice)
 
 
 def config_of(args: argparse.Namespace, form: Form) -> GenerationConfig:
-    """The settings that the flags of `mmsdk.apps.arguments.SAMPLING` say, and the form. Raises InputError naming the one that cannot be."""
+    """The settings that the flags of `mmsdk.apps.flags.SAMPLING` say, and the form. Raises InputError naming the one that cannot be."""
     return GenerationConfig(
         max_tokens=args.max_tokens,
         temperature=args.temperature,

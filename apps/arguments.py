@@ -1,51 +1,34 @@
 """What may be said on the command line, as data: every command with its words and flags. A flag means one thing wherever it stands.
 
-`parser` makes argparse's parser of it, `mmsdk completion` the scripts of shells. Nothing heavy is imported, so that help comes at once.
+`mmsdk.apps.parser` makes argparse's parser of it, `mmsdk completion` the scripts of shells. Nothing heavy is imported: help comes at once.
 """
 
-import argparse
-import difflib
-import math
-import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
 
-from mmsdk import __version__
+from mmsdk.apps.flags import (
+    ADAPTER,
+    COMPRESS,
+    DEVICE,
+    DTYPE,
+    FORMS,
+    GGUF_FILE,
+    HOST,
+    JSON,
+    KEYS,
+    KV,
+    MAX_TOKENS,
+    MODEL,
+    OUT,
+    PORT,
+    QUANTIZE,
+    SAMPLING,
+    SEED,
+    TICKS,
+    Flag,
+    Words,
+)
 
-__all__ = ["COMMANDS", "Command", "Flag", "Parser", "UsageError", "Words", "near", "parser"]
-
-
-class UsageError(Exception):
-    """The command line itself cannot be understood."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag, and what stands behind it: `value` names that ("" for a switch), `said` are the words that may, where these are few.
-
-    A flag of one name takes the same in all commands, and is told in the same words: "serve: " may come in front, "; ..." behind them.
-    """
-
-    name: str
-    value: str
-    about: str
-    kind: Callable[[str], object] = str
-    default: object = None
-    said: tuple[str, ...] = ()
-    repeated: bool = False
-    needed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Words without a flag: exactly one of `said`, or with `number` "?" one or none, with "+" one or more, with "*" any."""
-
-    name: str
-    about: str
-    metavar: str = ""
-    said: tuple[str, ...] = ()
-    number: str = ""
+__all__ = ["COMMANDS", "MODEL", "Command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,86 +43,6 @@ class Command:
     words: tuple[Words, ...] = ()
     usage: str = ""
     short: tuple[str, str] = ("", "")
-
-
-JSON = Flag("--json", "", "print JSON in place of text")
-MODEL = Flag("--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini", said=("mini",))
-COMPRESS = Flag(
-    "--compress",
-    "METHOD:AMOUNT",
-    'keep fewer visual tokens of each input; AMOUNT is a count of them ("uniform:64"), a share, written with a point '
-    '("simplecluster:0.25"), or what a prefill has time for, in quotes ("simplecluster:auto@prefill<200ms"); knobs come behind it '
-    '("random:0.25,seed=1"); given again, one works after the other; `mmsdk methods` lists them',
-    repeated=True,
-)
-KV = Flag(
-    "--kv",
-    "NAME",
-    "how the decoder remembers: dense, paged, int8, fp8, int4, int2, turbo4 or turbo2, or a policy of `mmsdk methods` and what it keeps of "
-    'the prompt, a count of tokens ("snapkv:512") or a share ("h2o:0.25")',
-    default="dense",
-    said=("dense", "paged", "int8", "fp8", "int4", "int2", "turbo4", "turbo2"),
-)
-DTYPE = Flag(
-    "--dtype",
-    "NAME",
-    "auto, float32, bfloat16 or float16",
-    default="auto",
-    said=("auto", "float32", "bfloat16", "float16"),
-)
-QUANTIZE = Flag(
-    "--quantize",
-    "NAME",
-    "how the language model's matrices are stored: none, int8 or int4",
-    default="none",
-    said=("none", "int8", "int4"),
-)
-DEVICE = Flag("--device", "NAME", "cpu, cuda, cuda:1, ...", default="cpu", said=("cpu", "cuda"))
-GGUF_FILE = Flag("--gguf-file", "FILE", "a GGUF file, in the folder or anywhere, that the language model is read from", default="")
-ADAPTER = Flag(
-    "--adapter",
-    "[NAME=]PATH",
-    'an adapter that PEFT saved, a folder or "org/name"; given again, several: asked with all of them, served each by its name',
-    repeated=True,
-)
-MAX_TOKENS = Flag("--max-tokens", "N", "the longest answer, in tokens", int, 128)
-TEMPERATURE = Flag("--temperature", "T", "0 for the likeliest answer, more for variety", float, 0.0)
-SEED = Flag("--seed", "N", "chooses one of all that may come", int, 0)
-SAMPLING = (
-    MAX_TOKENS,
-    TEMPERATURE,
-    Flag("--top-k", "N", "draw among so many of the likeliest tokens; 0 for all", int, 0),
-    Flag("--top-p", "P", "draw among the likeliest tokens that make up this share", float, 1.0),
-    Flag("--min-p", "P", "draw among tokens at least this many times as likely as the likeliest", float, 0.0),
-    replace(SEED, about=f"{SEED.about}; where the temperature is above 0"),
-    Flag("--stop", "TEXT", "end the answer before this text; may be given again", repeated=True),
-    Flag("--repetition-penalty", "R", "above 1, what was asked or said becomes less likely; 1 for none", float, 1.0),
-    Flag("--presence-penalty", "P", "from -2 to 2, taken from the score of what was said", float, 0.0),
-    Flag("--frequency-penalty", "P", "from -2 to 2, taken from the score of what was said, as often as it was", float, 0.0),
-    Flag("--max-time", "S", "end the answer after so many seconds", float, math.inf),
-    Flag("--logprobs", "K", "with --json, how likely each token was, and the K likeliest in its place; 0 for none", int, 0),
-    Flag("--num-beams", "K", "search for the likeliest whole answer among so many beginnings; 1 for the likeliest token each time", int, 1),
-    Flag("--length-penalty", "P", "with beams, the power of its length that an answer's score is divided by", float, 1.0),
-    Flag(
-        "--early-stopping",
-        "WHEN",
-        "with beams: yes ends with as many answers as beams, no when a better one is unlikely, never when there can be none",
-        default="no",
-        said=("no", "yes", "never"),
-    ),
-)
-"""How answers are drawn; see `mmsdk.generate.config.GenerationConfig`."""
-FORMS = (
-    Flag("--schema", "FILE", "the answer is JSON of the JSON Schema in this file"),
-    Flag("--regex", "REGEX", "the answer is matched whole by this regular expression"),
-    Flag("--choice", "A,B,...", "the answer is one of these"),
-)
-"""What form answers have; see `mmsdk.generate.constrain`."""
-HOST = Flag("--host", "HOST", "the address to listen at; 0.0.0.0 lets in the whole network", default="127.0.0.1")
-PORT = Flag("--port", "N", "the port to listen at; 0 takes a free one", int, 8000)
-KEYS = Flag("--api-key-file", "FILE", "holds a key that clients must bring; of several, each on a line of its own, any")
-OUT = Flag("--out", "PATH", "where to write")
-TICKS = Flag("--ticks", "N", "how many ticks the loop runs", int, 400)
 
 
 def _for(action: str, flag: Flag) -> Flag:
@@ -360,82 +263,3 @@ COMMANDS = {
     "bench": BENCH,
     "completion": COMPLETION,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UsageError instead of leaving, and says what is near. `short` is as in `Command`.
-
-    Behind one of its `actions`, help shows what can be said to that one.
-    """
-
-    short: tuple[str, str] = ("", "")
-    actions: tuple[str, ...] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, where the short form was spelt out."""
-        flag, word = self.short
-        words = _spelt_out(list(args), flag, word) if flag and args else args
-        if words and words[0] in self.actions and not {"-h", "--help"}.isdisjoint(words):
-            self._show_only(words[0])
-        return super().parse_known_args(words, namespace)
-
-    def _show_only(self, word: str) -> None:
-        """Leave out of the help what belongs to other actions, and the word in front of what belongs to this one."""
-        for one in self._actions:
-            owners, colon, about = (one.help or "").partition(": ")
-            if one.option_strings and colon and set(owners.split(", ")) <= set(self.actions):
-                one.help = about if word in owners.split(", ") else argparse.SUPPRESS
-
-    def error(self, message: str) -> NoReturn:
-        """Raise it."""
-        wrong = re.search(r"invalid choice: '([^']*)'", message)
-        if wrong and "command" in message:
-            raise UsageError(f"there is no command {wrong[1]!r}{near(wrong[1], list(COMMANDS))}")
-        raise UsageError(f"{message}; `{self.prog} --help` shows what can be said")
-
-
-def parser() -> Parser:
-    """The parser of `mmsdk`; what it finds has `command`, and that command's words and flags."""
-    made = Parser(prog="mmsdk", description="Ask a vision-language model about pictures and clips.", allow_abbrev=False)
-    made.add_argument("--version", action="version", version=f"mmsdk {__version__}")
-    commands = made.add_subparsers(dest="command", metavar="command", parser_class=Parser)
-    for name, command in COMMANDS.items():
-        under = commands.add_parser(name, help=command.about, allow_abbrev=False)
-        under.usage, under.short = command.usage or None, command.short
-        for words in command.words:
-            under.actions = words.said if words.name == "action" else under.actions
-            _add_words(under, words)
-        for flag in command.flags:
-            _add_flag(under, flag)
-    return made
-
-
-def near(word: str, known: Sequence[str]) -> str:
-    """The end of a message about a word that is not known: what was meant, or all that there is."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
-
-
-def _spelt_out(args: list[str], flag: str, word: str) -> list[str]:
-    """The value of the flag as the word after the first one, which is put there where it is missing."""
-    place = next((i for i, arg in enumerate(args) if arg == flag or arg.startswith(f"{flag}=")), -1)
-    if place < 0 or args[place:] == [flag]:
-        return args
-    joined = args[place] != flag
-    value = args[place].partition("=")[2] if joined else args[place + 1]
-    others = args[:place] + args[place + (1 if joined else 2) :]
-    return [word, value, *(others[1:] if others[:1] == [word] else others)]
-
-
-def _add_words(under: Parser, words: Words) -> None:
-    under.add_argument(words.name, help=words.about, metavar=words.metavar or None, choices=words.said or None, nargs=words.number or None)
-
-
-def _add_flag(under: Parser, flag: Flag) -> None:
-    if not flag.value:
-        under.add_argument(flag.name, action="store_true", help=flag.about)
-    elif flag.repeated:
-        under.add_argument(flag.name, metavar=flag.value, action="append", default=[], help=flag.about)
-    else:
-        told = flag.about if flag.default is None else f"{flag.about} (default: {flag.default})"
-        under.add_argument(flag.name, metavar=flag.value, type=flag.kind, default=flag.default, required=flag.needed, help=told)

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from mmsdk.apps.arguments import COMMANDS, UsageError, near, parser
+from mmsdk.apps.arguments import COMMANDS
 from mmsdk.apps.beforehand import check
 from mmsdk.apps.interrupts import INTERRUPTED, interruptible
+from mmsdk.apps.parser import UsageError, near, parser
 from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["main"]

@@ -7,7 +7,8 @@ files or nothing.
 from collections.abc import Mapping, Sequence
 
 from mmsdk import plugins
-from mmsdk.apps.arguments import COMMANDS, Command, Flag, Words
+from mmsdk.apps.arguments import COMMANDS, Command
+from mmsdk.apps.flags import Flag, Words
 from mmsdk.weights.bundle import available
 
 __all__ = ["SHELLS", "bash", "fish", "zsh"]

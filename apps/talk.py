@@ -10,7 +10,7 @@ from pathlib import Path
 from mmsdk.answer import Answer
 from mmsdk.answering import Stream
 from mmsdk.apps.answers import Form, as_json, check_shown, tell_notes
-from mmsdk.apps.arguments import near
+from mmsdk.apps.parser import near
 from mmsdk.chat import Chat, Exchange
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.models.types import VLM

@@ -9,7 +9,9 @@ from typing import get_args
 import pytest
 import torch
 
-from mmsdk.apps.arguments import COMMANDS, Flag, parser
+from mmsdk.apps.arguments import COMMANDS
+from mmsdk.apps.flags import Flag
+from mmsdk.apps.parser import parser
 from mmsdk.kv.memory import KINDS
 from mmsdk.precision import resolve_dtype
 from mmsdk.quant.types import Quantize
