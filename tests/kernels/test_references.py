@@ -16,29 +16,19 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmsdk.errors import InputError
 from mmsdk.kernels import pairs
 from mmsdk.kernels.case import TOLERANCE, Result
-from mmsdk.kernels.older import Older
 from mmsdk.kernels.ops import dpp_greedy as dpp
 from mmsdk.kernels.ops import farthest_point as farthest_points
 from mmsdk.kernels.ops import find, names
 from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre, weighted_merge
-from mmsdk.kernels.ops.block_gather import block_gather
-from mmsdk.kernels.ops.block_sparse import block_sparse, listed
 from mmsdk.kernels.ops.block_worth import block_worth
 from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
 from mmsdk.kernels.ops.farthest_point import farthest_point
-from mmsdk.kernels.ops.flash_prefill import flash_prefill
 from mmsdk.kernels.ops.gather import gather
 from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
-from mmsdk.kernels.ops.indexer import indexer
 from mmsdk.kernels.ops.kv_round import kv_round
-from mmsdk.kernels.ops.mla_decode import mla_decode
-from mmsdk.kernels.ops.paged_decode import paged_decode
-from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.kernels.ops.rms_norm import add_rms_norm, rms_norm
-from mmsdk.kernels.ops.rope import rope
 from mmsdk.kernels.ops.sample import sample
 from mmsdk.kernels.ops.swiglu import swiglu
 from mmsdk.kernels.rounding import LEVELS, Codes, decode
@@ -465,73 +455,6 @@ def test_the_public_functions_run_their_references_without_a_gpu() -> None:
     assert torch.equal(sample(x, *greedy), x.argmax(-1))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_packed_attention_equals_torch_on_one_sequence(causal: bool) -> None:
-    query, keys, values = normal(9, 6, 16), normal(9, 2, 16, seed=1), normal(9, 2, 16, seed=2)
-    starts = torch.tensor([0, 9], dtype=torch.int32)
-    out, _ = flash_prefill(query, keys, values, starts, starts, 9, 0.25, causal)
-    expected = F.scaled_dot_product_attention(
-        *(x.transpose(0, 1)[None] for x in (query, keys, values)), is_causal=causal, enable_gqa=True, scale=0.25
-    )
-    near(out, expected[0].transpose(0, 1), 1e-5)
-
-
-def test_ka_08_parts_merge_and_an_empty_part_changes_nothing() -> None:
-    query, keys, values = normal(3, 2, 16), normal(10, 2, 16, seed=1), normal(10, 2, 16, seed=2)
-
-    def part(begin: int, end: int) -> tuple[Tensor, Tensor]:
-        starts, entries = torch.tensor([0, 3]), torch.tensor([0, end - begin])
-        return flash_prefill(query, keys[begin:end], values[begin:end], starts, entries, 3, 0.25, causal=False)
-
-    (out_1, lse_1), (out_2, lse_2), (whole, lse) = part(0, 4), part(4, 10), part(0, 10)
-    merged = torch.logaddexp(lse_1, lse_2)
-    near(merged, lse, 1e-5)
-    near(out_1 * (lse_1 - merged).exp()[..., None] + out_2 * (lse_2 - merged).exp()[..., None], whole, 1e-5)
-    nothing, empty = part(4, 4)
-    assert not nothing.any() and (empty == -torch.inf).all()
-    assert torch.equal(torch.logaddexp(lse_1, empty), lse_1)
-
-
-def test_absorbed_attention_over_latents_equals_attention_over_expanded_heads() -> None:
-    """Multi-head latent attention: keys and values per head made from the latent, against queries carried into the latent's space."""
-    h, d, latent, turned, n = 3, 8, 16, 4, 40
-    to_key, to_value = normal(h, d, latent), normal(h, d, latent, seed=1)
-    content, shared = normal(n, latent, seed=2), normal(n, turned, seed=3)
-    query, query_turned = normal(h, d, seed=4), normal(h, turned, seed=5)
-    keys = torch.cat((torch.einsum("hdc,tc->htd", to_key, content), shared.expand(h, n, turned)), -1)
-    values = torch.einsum("hdc,tc->htd", to_value, content)
-    full = torch.cat((query, query_turned), -1)[:, None]
-    expected = F.scaled_dot_product_attention(full, keys, values, scale=0.2)[:, 0]
-    absorbed = torch.cat((torch.einsum("hd,hdc->hc", query, to_key), query_turned), -1)[None]
-    cache = F.pad(torch.cat((content, shared), -1), (0, 0, 0, 8)).view(3, 16, latent + turned)
-    out, _ = mla_decode(absorbed, cache, torch.arange(3)[None], torch.tensor([n]), 0.2, latent)
-    near(torch.einsum("hdc,hc->hd", to_value, out[0]), expected, 1e-5)
-
-
-@pytest.mark.parametrize("length", [2047, 2048, 2049])
-def test_ka_07_a_window_of_2048_holds_2048_tokens_with_the_newest(length: int) -> None:
-    """Keys of zero weigh all alike, so the log-sum-exp counts them and the mixture of positions tells which."""
-    place = torch.arange(length).float()[:, None, None]
-    first = max(length - 2048, 0)
-    counted, middle = math.log(length - first), (first + length - 1) / 2
-    starts, entries = torch.tensor([0, 1]), torch.tensor([0, length])
-    out, lse = flash_prefill(torch.ones(1, 1, 1), place * 0, place, starts, entries, 1, 1.0, window=2048)
-    assert float(lse) == pytest.approx(counted) and float(out) == pytest.approx(middle)
-    pages = -(-length // 16)
-    cache = F.pad(place, (0, 0, 0, 0, 0, pages * 16 - length)).view(pages, 16, 1, 1)
-    table = torch.arange(pages, dtype=torch.int32)[None]
-    out, lse = paged_decode(torch.ones(1, 1, 1), cache * 0, cache, table, torch.tensor([length]), 1.0, window=2048)
-    assert float(lse) == pytest.approx(counted) and float(out) == pytest.approx(middle)
-
-
-def test_the_order_of_pages_in_memory_does_not_matter() -> None:
-    query, keys, values = normal(1, 2, 8), normal(4, 16, 1, 8, seed=1), normal(4, 16, 1, 8, seed=2)
-    order, length = torch.tensor([2, 0, 3, 1]), torch.tensor([50])
-    straight = paged_decode(query, keys, values, torch.arange(4)[None], length, 0.3)
-    shuffled = paged_decode(query, keys[order], values[order], order.argsort()[None], length, 0.3)
-    assert all(torch.equal(a, b) for a, b in zip(straight, shuffled, strict=True))
-
-
 @pytest.mark.parametrize("bits", ["fp8", "int8", "int4", "int2"])
 def test_ka_17_and_ka_18_blocks_remember_nothing_and_a_large_channel_widens_its_own_step_alone(bits: str) -> None:
     """Keys with a large bias in one channel, as Qwen2's have, behind a warm-up with huge numbers, and without one."""
@@ -541,7 +464,7 @@ def test_ka_17_and_ka_18_blocks_remember_nothing_and_a_large_channel_widens_its_
     for warm in (False, True):
         pools = torch.zeros(1, 1, 32, 2, 16 * LEVELS[bits] // 8, dtype=torch.uint8), *(torch.zeros(1, 1, 1, 2, 16) for _ in range(2))
         for blocks in (keys * 1e4, keys) if warm else (keys,):
-            kv_round(blocks, starts(0), starts(0), *pools, bits, channels=True)
+            kv_round(blocks, *(torch.zeros(1, dtype=torch.int64),) * 2, *pools, bits, channels=True)
         found.append(pools)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     codes, scale, low = (part[0] for part in found[0])
@@ -549,29 +472,6 @@ def test_ka_17_and_ka_18_blocks_remember_nothing_and_a_large_channel_widens_its_
     assert (apart <= (keys[0].abs() / 16 if bits == "fp8" else scale * 0.501) + 1e-3).all()
     bound = {"fp8": 0.2, "int8": 0.02, "int4": 0.25, "int2": 1.1}[bits]
     assert apart[..., :5].max() < bound
-
-
-def test_rotation_leaves_what_it_was_given_as_it_was() -> None:
-    """Values stand beside queries and keys in one projection, and no bit of it changes."""
-    fused = normal(1, 5, 4, 8).transpose(1, 2)
-    before = fused.clone()
-    angles = normal(1, 1, 5, 4)
-    query, keys = rope(fused[:, :2], fused[:, 2:3], angles.cos(), angles.sin(), (4,))
-    assert torch.equal(fused, before) and not torch.equal(query, before[:, :2])
-    near(query.norm(dim=-1), before[:, :2].norm(dim=-1), 1e-5)
-    back, _ = rope(query, keys, angles.cos(), -angles.sin(), (4,))
-    near(back, before[:, :2], 1e-5)
-
-
-def test_rotated_products_depend_on_the_distance_alone() -> None:
-    query, keys = normal(1, 1, 1, 8).expand(1, 1, 6, 8), normal(1, 1, 1, 8, seed=1).expand(1, 1, 6, 8)
-    angles = torch.arange(6.0)[None, None, :, None] * torch.tensor([1.0, 0.5, 0.1, 0.01])
-    turned, turned_keys = rope(query, keys, angles.cos(), angles.sin(), (4,), interleaved=True)
-    products = turned[0, 0] @ turned_keys[0, 0].T
-    assert torch.equal(turned[0, 0, 0], query[0, 0, 0])
-    for distance in range(-5, 6):
-        along = products.diagonal(distance)
-        near(along, along[:1].expand_as(along), 1e-5)
 
 
 def test_draws_follow_the_probabilities_that_are_left() -> None:
@@ -631,58 +531,6 @@ def test_less_than_a_millionth_apart_the_earlier_centre_wins() -> None:
     assert labels.tolist() == [[1]] and float(cosine) == float(centres[0, 1])
 
 
-def starts(*numbers: int) -> Tensor:
-    return torch.tensor(numbers)
-
-
-def codes(page: int) -> Tensor:
-    return torch.zeros(1, 1, page, 1, 8, dtype=torch.uint8)
-
-
-def read_with(past: Older) -> None:
-    paged_decode(normal(1, 1, 8), *(normal(1, 16, 1, 8),) * 2, starts(0)[None], starts(1), 1.0, older=past)
-
-
-def older(bits: str, page: int) -> Older:
-    pools = [Codes(codes(page)[0], *(torch.ones(shape),) * 2) for shape in ((1, 1, 1, 8), (1, page, 1, 1))]
-    return Older(bits, *pools, starts(0)[None], starts(1))
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: pair_similarity(normal(1, 2, 8), normal(1, 2, 8).half()), "torch.float32 meet vectors of torch.float16"),
-        (lambda: farthest_point(normal(1, 3, 8), starts(0), 4), "4 of 3 tokens"),
-        (lambda: farthest_point(normal(1, 3, 8), starts(0), 0), "0 of 3 tokens"),
-        (lambda: dpp_greedy(normal(1, 3, 8), 4), "4 of 3 tokens"),
-        (lambda: nearest_centre(normal(1, 3, 8), normal(1, 2, 8).half()), "torch.float16 meet vectors of torch.float32"),
-        (lambda: assign_and_merge(normal(1, 3, 8), normal(1, 0, 8), normal(1, 3, 4)), "there is no centre"),
-        (lambda: flash_prefill(normal(1, 5, 8), normal(1, 2, 8), normal(1, 2, 8), starts(0, 1), starts(0, 1), 1, 1.0), "5 query heads"),
-        (lambda: flash_prefill(normal(1, 1, 384), normal(1, 1, 384), normal(1, 1, 8), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),
-        (lambda: flash_prefill(normal(1, 1, 8), normal(1, 1, 8), normal(1, 1, 512), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),
-        (lambda: paged_decode(normal(1, 5, 8), normal(1, 16, 2, 8), normal(1, 16, 2, 8), starts(0)[None], starts(1), 1.0), "5 query heads"),
-        (lambda: paged_decode(normal(1, 1, 384), *(normal(1, 16, 1, 384),) * 2, starts(0)[None], starts(1), 1.0), "at most 256"),
-        (lambda: read_with(older("turbo4", 16)), "as turbo4; there are"),
-        (lambda: read_with(older("int8", 4)), "blocks of 4 tokens"),
-        (lambda: mla_decode(normal(1, 1, 8), normal(1, 16, 8), starts(0)[None], starts(1), 1.0, 9), "9 of 8 channels"),
-        (lambda: mla_decode(normal(1, 1, 1088), normal(1, 16, 1088), starts(0)[None], starts(1), 1.0, 1024), "at most 512"),
-        (lambda: block_worth(normal(1, 5, 1, 8), normal(1, 2, 3, 8), None, normal(1, 2, 3), 1.0, together=True), "5 query heads"),
-        (lambda: indexer(normal(1, 1, 2, 8), normal(1, 1, 2), normal(1, 3, 8), starts(3)[None], 0), "at least 1"),
-        (lambda: indexer(normal(1, 1, 2, 384), normal(1, 1, 2), normal(1, 3, 384), starts(3)[None], 2), "at most 256"),
-        (lambda: kv_round(normal(1, 1, 4, 1, 8), *(starts(0),) * 2, codes(4), *(normal(1, 1, 4, 1, 8),) * 2, "int8", True), "must be"),
-        (lambda: kv_round(normal(1, 1, 4, 1, 8), *(starts(0),) * 2, codes(4), *(normal(1, 1, 4, 1, 1),) * 2, "int3", False), "'int3' is"),
-        (lambda: rope(*(normal(1, 1, 1, 8),) * 2, *(normal(1, 1, 1, 4),) * 2, (3,)), "share 4 pairs among 1 tables"),
-        (lambda: rope(*(normal(1, 1, 1, 6),) * 2, *(normal(1, 1, 1, 4),) * 2, (4,)), "do not fit"),
-        (lambda: gemv_int8(normal(1, 6), normal(2, 6).char(), normal(2, 4)), "4 groups do not share 6"),
-        (lambda: gemv_int4(normal(1, 5), normal(2, 3).byte(), normal(2, 1), normal(2, 1)), "rows of 5 numbers"),
-        (lambda: gemv_int4(normal(1, 6), normal(2, 3).byte(), normal(2, 2), normal(2, 2)), "2 groups do not share 6"),
-    ],
-)  # fmt: skip
-def test_ka_14_what_does_not_fit_is_refused_by_name(call: Callable[[], object], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        call()
-
-
 @pytest.mark.parametrize("place", range(4))
 def test_block_worth_leaves_its_kernel_for_every_gradient_that_is_wanted(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives none. As on a GPU it would be taken here, and fails where it is."""
@@ -695,53 +543,3 @@ def test_block_worth_leaves_its_kernel_for_every_gradient_that_is_wanted(place: 
     block_worth(query, high, low, bias, 1.0, together=False).sum().backward()
     found = given[place].grad
     assert found is not None and bool((found != 0).any())
-
-
-def sparse_case(h: int = 2, s: int = 50, t: int = 70, d: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys, values, and a block mask of half of all blocks of 16."""
-    mask = torch.rand(1, h, -(-s // 16), -(-t // 16), generator=torch.Generator().manual_seed(3)) < 0.5
-    return normal(1, h, s, d), normal(1, h, t, d, seed=1), normal(1, h, t, d, seed=2), mask
-
-
-def test_block_lists_of_all_blocks_are_dense_attention() -> None:
-    query, keys, values, mask = sparse_case()
-    out, _ = block_sparse(query, keys, values, *listed(torch.ones_like(mask)), (16, 16), 0.25)
-    near(out, F.scaled_dot_product_attention(query, keys, values, scale=0.25), 1e-5)
-
-
-@pytest.mark.parametrize("size", [16, 32, 64, 128])
-def test_ka_04_the_block_size_that_was_asked_for_is_the_one_that_counts(size: int) -> None:
-    """A list that holds the first block of keys alone shows the first `size` keys, and the mean of their places tells how many."""
-    place = torch.arange(256.0)[None, None, :, None]
-    mask = torch.arange(256 // size).expand(1, 1, 256 // size, -1) == 0
-    out, lse = block_sparse(place * 0, place * 0, place, *listed(mask), (size, size), 1.0)
-    assert (out == (size - 1) / 2).all() and lse[0, 0, 0] == pytest.approx(math.log(size))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sizes": (16, 48)}, "blocks of 16 queries and 48 keys; there are 16, 32, 64, 128"),
-        ({"query": torch.zeros(1, 2, 40, 16)}, "lists of 4 rows for 40 queries, which make 3"),
-        ({"keys": torch.zeros(1, 2, 60, 16)}, "lists of 5 blocks; 60 keys make 4"),
-        ({"keys": torch.zeros(1, 3, 70, 16)}, "2 query heads cannot share 3"),
-        ({"query": torch.zeros(1, 2, 50, 260), "keys": torch.zeros(1, 2, 70, 260)}, "heads of 260 channels; at most 256"),
-    ],
-)
-def test_ka_03_and_ka_14_lists_of_another_length_and_heads_too_wide_are_refused(change: dict[str, object], message: str) -> None:
-    query, keys, values, mask = sparse_case()
-    counts, blocks = listed(mask)
-    arguments = {"query": query, "keys": keys, "values": values, "counts": counts, "blocks": blocks, "sizes": (16, 16), "scale": 1.0}
-    changed = {**arguments, **change}
-    if "keys" in change:
-        changed["values"] = changed["keys"]
-    with pytest.raises(InputError, match=message):
-        block_sparse(**changed)
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (4, 0)])
-def test_block_gather_refuses_heads_that_cannot_be_shared(shape: tuple[int, int]) -> None:
-    h, g = shape
-    keys, none = normal(1, g, 8, 8), torch.zeros(1, g, 1)
-    with pytest.raises(InputError, match="share"):
-        block_gather(normal(1, h, 8), keys, keys, none.long(), none, torch.ones(1, 8) > 0, torch.zeros(1).long(), 4, 1.0)
