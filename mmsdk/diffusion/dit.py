@@ -7,6 +7,7 @@ arguments: sparse attention, a memory of earlier frames and step caches come in 
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from mmsdk.diffusion.attention.types import Grid
 from mmsdk.diffusion.parts import Order, Patch, Perceptron, cut, gelu, grid_of, joined, waves
 from mmsdk.diffusion.rotary import Anywhere, Roaming, Rotary, Rotation, Standing, turned
-from mmsdk.diffusion.types import Attend, Condition, Dense, Layer, Spot, Straight, Through
+from mmsdk.diffusion.types import Attend, Condition, Dense, Spot, Straight, Through
 from mmsdk.errors import InputError
 
 __all__ = ["DiT", "DiTConfig"]
@@ -119,7 +120,7 @@ class DiT(nn.Module):
         rotation = self._rotation(grid, condition, first)
         scene = _Scene(grid, self.time_out(F.silu(embedded)).unflatten(-1, (6, -1)), text, mask, rotation, self._seen(condition))
         blocks = [block for block in self.blocks if isinstance(block, _Block)]
-        x = through(x, [_bound(block, scene, attend) for block in blocks], lambda tokens: blocks[0].modulated(tokens, scene))
+        x = through(x, [partial(block, scene=scene, attend=attend) for block in blocks], lambda tokens: blocks[0].modulated(tokens, scene))
         shift, scale = (self.modulation + embedded[:, :, None]).unbind(2)
         x = (F.layer_norm(x.float(), (x.shape[-1],), eps=self.config.eps) * (1 + scale) + shift).to(x.dtype)
         out = self.out(x)
@@ -230,14 +231,6 @@ class _Block(nn.Module):
         norm = F.layer_norm if self.config.norm == "layer" else F.rms_norm
         normed = norm(x.float(), (x.shape[-1],), eps=self.config.eps)
         return (normed * (1 + scale) + shift).to(x.dtype)
-
-
-def _bound(block: _Block, scene: _Scene, attend: Attend) -> Layer:
-    def layer(x: Tensor) -> Tensor:
-        out: Tensor = block(x, scene, attend)
-        return out
-
-    return layer
 
 
 def _velocity(noisy: Float[Tensor, "b n d"], clean: Float[Tensor, "b n d"], time: Tensor) -> Float[Tensor, "b n d"]:

@@ -7,6 +7,7 @@ few layers of its own. Only the video is turned, and text stands behind it; spar
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from mmsdk.diffusion.attention.types import Grid
 from mmsdk.diffusion.parts import Patch, Perceptron, cut, gelu, grid_of, joined, waves
 from mmsdk.diffusion.rotary import Rotary, Rotation, turned
-from mmsdk.diffusion.types import Attend, Condition, Dense, Layer, Spot, Straight, Through
+from mmsdk.diffusion.types import Attend, Condition, Dense, Spot, Straight, Through
 from mmsdk.errors import InputError
 
 __all__ = ["JointConfig", "JointDiT"]
@@ -118,7 +119,7 @@ class JointDiT(nn.Module):
         behind = Grid(grid.frames, grid.height, grid.width, after=text.shape[1])
         scene = _Scene(behind, whole, rotation, attend, self.config.double + self.config.single)
         blocks = [block for block in (*self.doubles, *self.singles) if isinstance(block, _Double | _Single)]
-        x = through(torch.cat((x, text), 1), [_bound(block, scene) for block in blocks], lambda x: blocks[0].modulated(x, scene))
+        x = through(torch.cat((x, text), 1), [partial(block, scene=scene) for block in blocks], lambda x: blocks[0].modulated(x, scene))
         scale, shift = self.modulation(F.silu(whole))[:, None].chunk(2, -1)
         x = _normed(x[:, : grid.video]) * (1 + scale) + shift
         return joined(self.out(x), grid, self.config.patch, "channels_first")
@@ -242,14 +243,6 @@ class _Single(nn.Module):
     def _modulations(self, scene: _Scene) -> tuple[Tensor, ...]:
         parts: tuple[Tensor, ...] = self.modulation(F.silu(scene.time))[:, None].chunk(3, -1)
         return parts
-
-
-def _bound(block: _Double | _Single, scene: _Scene) -> Layer:
-    def layer(x: Tensor) -> Tensor:
-        out: Tensor = block(x, scene)
-        return out
-
-    return layer
 
 
 def _normed(x: Tensor) -> Tensor:

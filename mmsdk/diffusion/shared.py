@@ -5,6 +5,7 @@ both. It was trained to predict v of latents that keep their variance; `mmsdk.di
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from mmsdk.diffusion.attention.types import Grid
 from mmsdk.diffusion.parts import Patch, Perceptron, cut, gelu, grid_of, joined, waves
 from mmsdk.diffusion.preserving import Preserving
 from mmsdk.diffusion.rotary import Rotary, Rotation, Standing, turned
-from mmsdk.diffusion.types import Attend, Condition, Dense, Layer, Spot, Straight, Through
+from mmsdk.diffusion.types import Attend, Condition, Dense, Spot, Straight, Through
 
 __all__ = ["SharedConfig", "SharedDiT"]
 
@@ -107,7 +108,7 @@ class SharedDiT(nn.Module):
         rotation = self.config.rotary(grid, self.config.heads, self.config.head_dim, x.device, first)
         scene = _Scene(Grid(grid.frames, grid.height, grid.width, before=text.shape[1]), whole, rotation, attend)
         blocks = [block for block in self.blocks if isinstance(block, _Block)]
-        x = through(torch.cat((text, x), 1), [_bound(block, scene) for block in blocks], lambda x: blocks[0].modulated(x, scene))
+        x = through(torch.cat((text, x), 1), [partial(block, scene=scene) for block in blocks], lambda x: blocks[0].modulated(x, scene))
         shift, scale = self.modulation(F.silu(whole))[:, None].chunk(2, -1)
         x = self.norm_out(self.norm(x[:, text.shape[1] :])) * (1 + scale) + shift
         return joined(self.out(x), grid, self.config.patch, "channels_first")
@@ -175,11 +176,3 @@ def _split(x: Tensor, scene: _Scene) -> tuple[Tensor, Tensor]:
 
 def _gated(x: Float[Tensor, "b n d"], gates: list[Tensor], scene: _Scene) -> Float[Tensor, "b n d"]:
     return torch.cat([gate * part for gate, part in zip(gates, _split(x, scene), strict=True)], 1)
-
-
-def _bound(block: _Block, scene: _Scene) -> Layer:
-    def layer(x: Tensor) -> Tensor:
-        out: Tensor = block(x, scene)
-        return out
-
-    return layer
