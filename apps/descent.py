@@ -1,18 +1,16 @@
-"""A training loop and its checkpoint: resumable to the very same result, interruptible at any step."""
+"""A training loop: resumable to the very same result, interruptible at any step."""
 
 import math
-import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mmsdk.apps import kept
 from mmsdk.errors import InputError
 
-__all__ = ["cosine", "descend", "resume"]
+__all__ = ["cosine", "descend", "learned"]
 
 _EVERY = 200
 
@@ -40,7 +38,7 @@ def descend(
     checkpoint is of another recipe.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for step in range(resume(path, recipe, student, optimiser), until):
+    for step in range(_resume(path, recipe, student, optimiser), until):
         for group in optimiser.param_groups:
             group["lr"] = rate(step)
         lost = loss(step)
@@ -57,30 +55,22 @@ def descend(
             raise
 
 
-def resume(path: Path, recipe: str, student: nn.Module, optimiser: torch.optim.Optimizer) -> int:
+def learned(student: nn.Module, path: Path, recipe: str) -> int:
+    """Give the student what its checkpoint knows, and say how many steps that took. Raises InputError where none is of this recipe."""
+    done = _resume(path, recipe, student, torch.optim.AdamW(student.parameters()))
+    if not done:
+        raise InputError("there is no checkpoint; train first", item=str(path.parent))
+    return done
+
+
+def _resume(path: Path, recipe: str, student: nn.Module, optimiser: torch.optim.Optimizer) -> int:
     """Load the checkpoint, if there is one, and say how many steps it has learnt for. Raises InputError for one of another recipe."""
     if not path.exists():
         return 0
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if metadata["recipe"] != recipe:
-        raise InputError(f"it was made by {metadata['recipe']}, this is {recipe}", item=str(path))
-    student.load_state_dict({name.removeprefix("student."): tensor for name, tensor in tensors.items() if name.startswith("student.")})
-    state = optimiser.state_dict()
-    for name, tensor in tensors.items():
-        if name.startswith("optimiser."):
-            _, number, slot = name.split(".")
-            state["state"].setdefault(int(number), {})[slot] = tensor
-    optimiser.load_state_dict(state)
-    return int(metadata["step"])
+    parts, facts = kept.resume(path, optimiser, recipe)
+    student.load_state_dict(parts["student"])
+    return int(facts["step"])
 
 
 def _save(path: Path, recipe: str, step: int, student: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Everything that going on needs, written whole or not at all."""
-    tensors = {f"student.{name}": tensor for name, tensor in student.state_dict().items()}
-    for number, slots in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{number}.{name}": tensor for name, tensor in slots.items()}
-    part = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, metadata={"step": str(step), "recipe": recipe})
-    os.replace(part, path)
+    kept.save(path, {"student": student.state_dict()}, optimiser, {"step": str(step), "recipe": recipe})

@@ -1,5 +1,7 @@
 """Ctrl-C: while the command line is being imported the process ends at once, while a command works it raises as ever.
 
+While something is trained, the first one waits for the step that is being made.
+
 Imports of compiled packages are no place for a KeyboardInterrupt: it may be swallowed there, or end in a traceback. Nothing has been
 opened by then, so nothing is lost by leaving; a command has files and locks to put in order.
 """
@@ -7,11 +9,11 @@ opened by then, so nothing is lost by leaving; a command has files and locks to 
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "interruptible", "leave", "leaving_at_once"]
+__all__ = ["INTERRUPTED", "Stop", "handling", "interruptible", "leave", "leaving_at_once"]
 
 INTERRUPTED = 130  # 128 and the number of the signal, as shells count
 
@@ -42,3 +44,32 @@ def leave(number: int, frame: FrameType | None) -> None:
         if sys.stderr is not None:
             os.write(sys.stderr.fileno(), b"\ninterrupted\n")
     os._exit(INTERRUPTED)
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within, Ctrl-C and SIGTERM are handled so, and afterwards as they were before."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+class Stop:
+    """Within, the first Ctrl-C is a wish to stop after this step; after it, and outside, Ctrl-C is what it was."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "Stop":
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._before)

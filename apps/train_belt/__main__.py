@@ -7,7 +7,6 @@ its result in the folder and is skipped when it is there.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import mmsdk
+from mmsdk.apps.kept import write
 from mmsdk.apps.train_belt.eyes import Eyes, teach
 from mmsdk.apps.train_belt.learn import export, learn, load
 from mmsdk.apps.train_belt.lessons import Lessons
@@ -85,8 +85,7 @@ def _eyes(data: dict[str, torch.Tensor], args: argparse.Namespace) -> Eyes:
     if not path.exists():
         eyes, error = teach(data, args.looks, seed=args.seed)
         print(json.dumps({"eyes": args.looks, "off by metres": error}), flush=True)
-        save_file({name: tensor.half().contiguous() for name, tensor in eyes.state_dict().items()}, path.with_suffix(".part"))
-        os.replace(path.with_suffix(".part"), path)
+        write(path, {name: tensor.half() for name, tensor in eyes.state_dict().items()})
     return Eyes.of(path)
 
 

@@ -6,15 +6,14 @@ carried out differ from those that are written down in half of the episodes: for
 that what is learnt includes arriving late. Episodes in which the script fails are kept out.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from mmsdk.apps.kept import write
 from mmsdk.vla.envs.belt import CHUNK, LIMIT
 from mmsdk.vla.envs.fetch_belt import FetchBelts, Stage, draw
 from mmsdk.vla.envs.fetch_expert import expert
@@ -73,8 +72,7 @@ def main(words: Sequence[str]) -> None:
     """Write the file, whole or not at all."""
     path, count, seed = Path(words[0]), int(words[1]), int(words[2])
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(gather(count, seed), path.with_suffix(".part"), metadata={"count": words[1], "seed": words[2]})
-    os.replace(path.with_suffix(".part"), path)
+    write(path, gather(count, seed), {"count": words[1], "seed": words[2]})
 
 
 if __name__ == "__main__":

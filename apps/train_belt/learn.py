@@ -1,17 +1,15 @@
 """The training: seeded, resumable from its last checkpoint to the very same result, interruptible at any step."""
 
-import os
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
-from mmsdk.apps.descent import cosine, descend, resume
+from mmsdk.apps.descent import cosine, descend, learned
+from mmsdk.apps.kept import write
 from mmsdk.apps.train_belt.lessons import Lessons
 from mmsdk.apps.train_belt.student import Recipe, Student
-from mmsdk.errors import InputError
 
 __all__ = ["export", "learn", "load"]
 
@@ -28,17 +26,13 @@ def learn(lessons: Lessons, recipe: Recipe, folder: Path) -> Generator[tuple[int
 def load(recipe: Recipe, folder: Path) -> tuple[Student, int]:
     """The student as its checkpoint has it, and the steps it has learnt for. Raises InputError where there is none of this recipe."""
     student = Student(recipe)
-    done = resume(_path(folder, recipe), repr(recipe), student, torch.optim.AdamW(student.parameters()))
-    if not done:
-        raise InputError("there is no checkpoint; train first", item=str(folder))
+    done = learned(student, _path(folder, recipe), repr(recipe))
     return student.eval(), done
 
 
 def export(path: Path, student: Student, made: str) -> None:
     """Write what acts, 16-bit, whole or not at all; `made` says how it was made."""
-    tensors = {name: tensor.detach().half().contiguous() for name, tensor in student.state_dict().items()}
-    save_file(tensors, path.with_suffix(".part"), metadata={"made": made})
-    os.replace(path.with_suffix(".part"), path)
+    write(path, {name: tensor.half() for name, tensor in student.state_dict().items()}, {"made": made})
 
 
 def _path(folder: Path, recipe: Recipe) -> Path:

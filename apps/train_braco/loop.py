@@ -1,18 +1,16 @@
 """The training loop: seeded steps over pictures and clips in turn, and checkpoints that a later run resumes from exactly."""
 
 import json
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
+from mmsdk.apps import kept
+from mmsdk.apps.descent import cosine
 from mmsdk.apps.train_braco.distil import Lessons, divergence, read, shorter
 from mmsdk.apps.train_braco.sets import Media, Set
 from mmsdk.models.mini.family import Mini
@@ -45,7 +43,7 @@ def learn(vlm: Mini, lessons: Lessons, sets: Sequence[Set], recipe: Recipe, fold
         for step in bar:
             media = medium(step, {one.target.media for one in sets})
             for group in optimiser.param_groups:
-                group["lr"] = recipe.rate * _share(recipe, step)
+                group["lr"] = recipe.rate * cosine(step, recipe.steps, 1.0, recipe.warmup, least=0.05)
             optimiser.zero_grad()
             for name, loss in _losses(vlm, lessons, [one for one in sets if one.target.media == media], recipe.seed, step).items():
                 running[name] = loss if name not in running else 0.95 * running[name] + 0.05 * loss
@@ -83,35 +81,14 @@ def _losses(vlm: Mini, lessons: Lessons, sets: Sequence[Set], seed: int, step: i
     return losses
 
 
-def _share(recipe: Recipe, step: int) -> float:
-    """Of the rate: up in a line, down by a cosine to a twentieth."""
-    if step < recipe.warmup:
-        return (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
-
-
 def _save(path: Path, step: int, learner: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Everything that a resumed run needs, written whole or not at all."""
-    tensors: dict[str, Tensor] = {f"sets.{name}": tensor for name, tensor in learner.state_dict().items()}
-    for index, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{name}": value for name, value in state.items()}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path.with_suffix(".part"), metadata={"step": str(step)})
-    os.replace(path.with_suffix(".part"), path)
+    kept.save(path, {"sets": learner.state_dict()}, optimiser, {"step": str(step)})
 
 
 def _resume(path: Path, learner: nn.Module, optimiser: torch.optim.Optimizer) -> int:
     """Load the checkpoint, if there is one; the step to go on with."""
     if not path.exists():
         return 0
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
-        step = int(file.metadata()["step"])
-    learner.load_state_dict({name.removeprefix("sets."): t for name, t in tensors.items() if name.startswith("sets.")})
-    state = optimiser.state_dict()
-    for name, value in tensors.items():
-        if name.startswith("optimiser."):
-            _, index, part = name.split(".")
-            state["state"].setdefault(int(index), {})[part] = value
-    optimiser.load_state_dict(state)
-    return step
+    parts, facts = kept.resume(path, optimiser)
+    learner.load_state_dict(parts["sets"])
+    return int(facts["step"])

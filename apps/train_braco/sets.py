@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mmsdk.apps.kept import write
 from mmsdk.tokencomp.coder import Trained
 from mmsdk.tokencomp.transform import Grid, box
 
@@ -61,9 +60,7 @@ def export(path: Path, basis: str, sets: Sequence[Set], calibration: Mapping[Gri
     tensors = {f"{one.target}.{name}": tensor for one in sets for name, tensor in one.state_dict().items()}
     tensors |= {f"calibration.{_name(grid)}": rows for grid, rows in calibration.items()}
     residual = json.dumps({str(one.target): one.target.residual for one in sets})
-    part = path.with_suffix(".part")
-    save_file({name: t.detach().half().contiguous() for name, t in tensors.items()}, part, metadata={"basis": basis, "residual": residual})
-    os.replace(part, path)
+    write(path, {name: tensor.detach().half() for name, tensor in tensors.items()}, {"basis": basis, "residual": residual})
 
 
 def _name(shape: Grid) -> str:

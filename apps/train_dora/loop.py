@@ -1,16 +1,14 @@
 """The training loop: a batch of episodes, an update of actor and critic, a step of the closed loop; resumable exactly, Ctrl-C saves."""
 
 import json
-import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
+from mmsdk.apps import kept
+from mmsdk.apps.interrupts import Stop
 from mmsdk.apps.train_dora.episodes import Episodes, play, sampled
 from mmsdk.apps.train_dora.learn import Critic, Loop, Recipe, improve, privileged, rewards
 from mmsdk.apps.train_dora.pictures import Probe, recall
@@ -60,31 +58,18 @@ class Learner:
 
     def save(self, folder: Path, update: int) -> None:
         """Everything a resumed run needs, written whole or not at all."""
-        tensors = {f"actor.{k}": v for k, v in self.actor.state_dict().items()}
-        tensors |= {f"critic.{k}": v for k, v in self.critic.state_dict().items()}
-        for index, state in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{index}.{k}": v for k, v in state.items()}
+        parts = {"actor": self.actor.state_dict(), "critic": self.critic.state_dict()}
         facts = {"update": str(update), "price": repr(self.loop.price), "drop": repr(self.loop.drop)}
-        save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "checkpoint.part", metadata=facts)
-        os.replace(folder / "checkpoint.part", folder / CHECKPOINT)
+        kept.save(folder / CHECKPOINT, parts, self.optimiser, facts)
 
     def resume(self, folder: Path) -> int:
         """Load the checkpoint, if there is one; returns the update to go on with."""
         path = folder / CHECKPOINT
         if not path.exists():
             return 0
-        tensors = load_file(path)
-        for name, module in (("actor", self.actor), ("critic", self.critic)):
-            module.load_state_dict({k.removeprefix(f"{name}."): v for k, v in tensors.items() if k.startswith(f"{name}.")})
-        state = self.optimiser.state_dict()
-        state["state"] = {}
-        for key, value in tensors.items():
-            if key.startswith("optimiser."):
-                _, index, name = key.split(".")
-                state["state"].setdefault(int(index), {})[name] = value
-        self.optimiser.load_state_dict(state)
-        with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
+        parts, facts = kept.resume(path, self.optimiser)
+        self.actor.load_state_dict(parts["actor"])
+        self.critic.load_state_dict(parts["critic"])
         self.loop = Loop(self.loop.target, float(facts["price"]), float(facts["drop"]))
         return int(facts["update"])
 
@@ -100,8 +85,9 @@ def train(world: World, actor: Actor, recipe: Recipe, folder: Path, stop_after: 
     inputs = 2 * actor.config.width + 2 + 2 * world.pool.labels.shape[1] + 3
     learner = Learner.of(actor, inputs, Loop(actor.config.drop), recipe)
     first = learner.resume(folder)
-    stopping, done = _Stop(), first
-    with tqdm(range(first, recipe.updates), initial=first, total=recipe.updates, desc="training", unit="update", mininterval=10) as bar:
+    done = first
+    bar = tqdm(range(first, recipe.updates), initial=first, total=recipe.updates, desc="training", unit="update", mininterval=10)
+    with bar, Stop() as stopping:
         for update in bar:
             told, done = _update(world, learner, recipe, update), update + 1
             bar.set_postfix({k: f"{told[k]:.3g}" for k in ("saved", "drop", "price")}, refresh=False)
@@ -112,7 +98,6 @@ def train(world: World, actor: Actor, recipe: Recipe, folder: Path, stop_after: 
                 learner.save(folder, done)
             if last:
                 break
-    stopping.restore()
     return done, learner.loop
 
 
@@ -135,20 +120,4 @@ def export(path: Path, actor: Actor, made: str) -> None:
     config = actor.config
     facts = {"width": str(config.width), "depth": str(config.depth), "hidden": str(config.hidden), "drop": repr(config.drop)}
     facts |= {"blocks": ",".join(map(str, config.blocks)), "made": made}
-    save_file({k: v.detach().half().contiguous() for k, v in actor.state_dict().items()}, path.with_suffix(".part"), metadata=facts)
-    os.replace(path.with_suffix(".part"), path)
-
-
-class _Stop:
-    """Turns the first Ctrl-C into a wish to stop after this update."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before = signal.signal(signal.SIGINT, self._ask)
-
-    def _ask(self, *_: object) -> None:
-        self.asked = True
-        self.restore()
-
-    def restore(self) -> None:
-        signal.signal(signal.SIGINT, self._before)
+    kept.write(path, {name: tensor.half() for name, tensor in actor.state_dict().items()}, facts)

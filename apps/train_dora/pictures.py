@@ -7,7 +7,6 @@ background patch that is removed, whatever was lost; the best patch is lost only
 Letters: b pictures, m patch tokens of the longest row, s tokens of a row, d width, c names.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from mmsdk.apps.kept import write
 from mmsdk.apps.train_mini.features import Sample, Shard, cells_of, check_origin
 from mmsdk.apps.train_mini.scenes import Artist, Scene, Thing
 from mmsdk.apps.train_mini.vocabulary import OBJECTS, SHAPES
@@ -91,8 +91,7 @@ def cells(path: Path, vit: ViT, drawn: Drawn, count: int, batch: int = 8) -> Cel
             states.append(own[chosen])
             names.append(name)
     found = {"states": torch.cat(states), "name": torch.cat(names)}
-    save_file(found, path.with_suffix(".part"), metadata={"origin": origin})
-    os.replace(path.with_suffix(".part"), path)
+    write(path, found, {"origin": origin})
     return Cells(**found)
 
 

@@ -5,17 +5,17 @@ Nothing before the first eligible block, and nothing of the dense prediction, de
 Letters: n pictures, s tokens of a row, m patch tokens, d width, c names.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, UInt8
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from mmsdk.apps.kept import write
 from mmsdk.apps.train_dora.pictures import Probe
 from mmsdk.apps.train_mini.features import check_origin
 from mmsdk.vision.packed import Rows, received
@@ -62,8 +62,7 @@ def see(
         parts.append((*_seen(vit, probe, fit(pixels).to(vit.position.dtype), block), labels))
     pool = Pool(*(torch.cat(column) for column in zip(*parts, strict=True)))
     if path is not None:
-        save_file(asdict(pool), path.with_suffix(".part"), metadata={"origin": origin})
-        os.replace(path.with_suffix(".part"), path)
+        write(path, asdict(pool), {"origin": origin})
     return pool
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 
-from mmsdk.apps.descent import cosine, descend, resume
+from mmsdk.apps.descent import cosine, descend, learned
 from mmsdk.apps.train_memory.lessons import loss_of
 from mmsdk.apps.train_memory.student import Recipe, Student
-from mmsdk.errors import InputError
 
 __all__ = ["learn", "load"]
 
@@ -26,9 +25,7 @@ def learn(recipe: Recipe, folder: Path, until: int) -> Generator[tuple[int, floa
 def load(recipe: Recipe, folder: Path) -> tuple[Student, int]:
     """The student as its checkpoint has it, and the steps it has learnt for. Raises InputError where there is none of this recipe."""
     student = Student(recipe)
-    done = resume(_path(folder, recipe), repr(recipe), student, torch.optim.AdamW(student.parameters()))
-    if not done:
-        raise InputError("there is no checkpoint; train first", item=str(folder))
+    done = learned(student, _path(folder, recipe), repr(recipe))
     return student.eval(), done
 
 

@@ -8,16 +8,16 @@ Exit codes are those of `mmsdk`: 130 where Ctrl-C ended it, 2 for what the user 
 import argparse
 import itertools
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mmsdk.apps.interrupts import INTERRUPTED
+from mmsdk.apps.kept import write
 from mmsdk.apps.train_mini import finetune as tuning
 from mmsdk.apps.train_mini import ground as grounding
 from mmsdk.apps.train_mini import loop
@@ -136,20 +136,13 @@ def _ground(
     parts = [grounding.gather(shard, table) for shard in shards]
     grounding.ground(projector, grounding.joined(parts), table, steps=args.ground_steps, seed=args.seed)
     print("nearest words right on held-out patches:", grounding.probe(projector, grounding.gather(held, table), table))
-    _write(path, projector.state_dict(), {})
+    write(path, projector.state_dict())
 
 
 def export(path: Path, projector: Projector, adapters: tuning.Adapters) -> None:
     """Write the file that ships: 16-bit projector and updates."""
     tensors = {f"projector.{k}": v for k, v in projector.state_dict().items()} | adapters.tensors()
-    _write(path, {k: v.detach().half() for k, v in tensors.items()}, {"middle": ",".join(map(str, MIDDLE))})
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """A file of tensors, from whatever device, whole or not at all."""
-    part = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, metadata=metadata)
-    os.replace(part, path)
+    write(path, {k: v.detach().half() for k, v in tensors.items()}, {"middle": ",".join(map(str, MIDDLE))})
 
 
 def _report(decoder: Decoder, projector: Projector, adapters: tuning.Adapters, held: Sequence[Shard], tokenizer: Codec, most: int) -> None:

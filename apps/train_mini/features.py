@@ -6,7 +6,6 @@ comes from (a seed and counts), which its metadata `origin` says, so an interrup
 
 import dataclasses
 import json
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from mmsdk.apps.kept import write
 from mmsdk.apps.train_mini.clips import Actor, Clip, clip
 from mmsdk.apps.train_mini.questions import about_scene
 from mmsdk.apps.train_mini.questions_clip import about_clip
@@ -154,9 +154,8 @@ def build(
     shard = encoded(items, total, encoder, batch=batch, label=label)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"features": shard.features, "counts": shard.counts, "grids": shard.grids}
-    save_file(tensors, path.with_suffix(".part"), metadata={"origin": origin})
     notes.write_text(json.dumps([_note(s) for s in shard.samples]))
-    os.replace(path.with_suffix(".part"), path)
+    write(path, tensors, {"origin": origin})
     return _read(path, notes)
 
 

@@ -1,19 +1,18 @@
 """The training loop of stage 1: seeded batches, checkpoints that a later run resumes from exactly, and teacher-forced accuracy."""
 
 import json
-import math
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from mmsdk.apps import kept
+from mmsdk.apps.descent import cosine
+from mmsdk.apps.interrupts import Stop
 from mmsdk.apps.train_mini.features import Sample, Shard
 from mmsdk.apps.train_mini.finetune import Adapters, Recipe, forward, layer_forward, loss_of
 from mmsdk.apps.train_mini.packing import Batch, pack
@@ -93,21 +92,10 @@ def _budget(sample: Sample, rng: np.random.Generator) -> int:
     return int(rng.choice(tokens, p=shares))
 
 
-def _rate(recipe: Recipe, step: int) -> float:
-    if step < recipe.warmup:
-        return (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return 0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * done))
-
-
 def save(folder: Path, step: int, projector: Projector, adapters: Adapters, optimiser: torch.optim.Optimizer) -> None:
     """Everything a resumed run needs, on whatever device; written whole or not at all."""
-    tensors = {f"projector.{k}": v for k, v in projector.state_dict().items()}
-    tensors |= {f"adapters.{k}": v for k, v in adapters.state_dict().items()}
-    for group in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{group[0]}.{k}": v for k, v in group[1].items()}
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "checkpoint.part", metadata={"step": str(step)})
-    os.replace(folder / "checkpoint.part", folder / "checkpoint.safetensors")
+    parts = {"projector": projector.state_dict(), "adapters": adapters.state_dict()}
+    kept.save(folder / "checkpoint.safetensors", parts, optimiser, {"step": str(step)})
 
 
 def resume(folder: Path, projector: Projector, adapters: Adapters, optimiser: torch.optim.Optimizer) -> int:
@@ -115,17 +103,10 @@ def resume(folder: Path, projector: Projector, adapters: Adapters, optimiser: to
     path = folder / "checkpoint.safetensors"
     if not path.exists():
         return 0
-    tensors = load_file(path)
-    projector.load_state_dict({k.removeprefix("projector."): v for k, v in tensors.items() if k.startswith("projector.")})
-    adapters.load_state_dict({k.removeprefix("adapters."): v for k, v in tensors.items() if k.startswith("adapters.")})
-    state = optimiser.state_dict()
-    state["state"] = {}
-    for key, value in tensors.items():
-        if key.startswith("optimiser."):
-            _, index, name = key.split(".")
-            state["state"].setdefault(int(index), {})[name] = value
-    optimiser.load_state_dict(state)
-    return int(tensors["optimiser.0.step"])
+    parts, facts = kept.resume(path, optimiser)
+    projector.load_state_dict(parts["projector"])
+    adapters.load_state_dict(parts["adapters"])
+    return int(facts["step"])
 
 
 def finetune(
@@ -146,11 +127,11 @@ def finetune(
     cache: dict[str, list[int]] = {}
     dtype, device = decoder.embedding.weight.dtype, decoder.embedding.weight.device
     bar = tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, desc="fine-tuning", unit="step", mininterval=10)
-    with bar, _Stop() as stopping:
+    with bar, Stop() as stopping:
         for step in bar:
             batch = batch_of(mixture, recipe, step, tokenizer, cache).to(device)
             for group, peak in zip(optimiser.param_groups, peaks, strict=True):
-                group["lr"] = peak * _rate(recipe, step)
+                group["lr"] = peak * cosine(step, recipe.steps, 1.0, recipe.warmup, least=0.03)
             hidden = forward(decoder, projector, adapters.cast(dtype), batch, layer)
             loss, right = loss_of(decoder, hidden, batch)
             optimiser.zero_grad()
@@ -169,24 +150,6 @@ def finetune(
             if cut:
                 return not stopping.asked and step + 1 == recipe.steps
     return True
-
-
-class _Stop:
-    """Within, the first Ctrl-C is a wish to stop after this step; after it, and outside, Ctrl-C is what it was."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> "_Stop":
-        self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _ask(self, *_: object) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, self._before)
 
 
 @torch.no_grad()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from safetensors.torch import save_file
 from torch import Tensor
+
+from mmsdk.apps.kept import write
 
 __all__ = ["Demonstration", "save"]
 
@@ -31,6 +32,4 @@ def save(made: Sequence[Demonstration], path: Path) -> None:
     tensors["steps"] = torch.tensor([len(each.states) for each in made])
     tensors["acted"] = torch.tensor([each.acted for each in made])
     tensors["looks"] = torch.tensor([len(each.taken) for each in made])
-    part = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
-    part.replace(path)
+    write(path, tensors)

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from jaxtyping import Float, UInt8
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from mmsdk.apps.kept import write
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.types import Image, VisualTokens
 from mmsdk.vla.heads.minisight import standing
@@ -67,7 +68,7 @@ def basis(path: Path, encoder: Encoder, shards: Sequence[Path], kept: int) -> Ba
         size = file.get_slice("pictures").get_shape()[-2:]
     black = found.reduced(seen(encoder, torch.zeros(1, 3, *size, dtype=torch.uint8)))[0]
     found = Basis(found.centre, axes, black)
-    save_file({"centre": found.centre, "axes": axes, "black": black.contiguous()}, path)
+    write(path, {"centre": found.centre, "axes": axes, "black": black})
     print(f"{kept} directions hold {float(values.sum() / (features - centre).square().sum(1).mean()):.3f} of the variance", flush=True)
     return found
 
@@ -84,8 +85,7 @@ def encoded(folder: Path, task: str, shard: Path, encoder: Encoder, found: Basis
             if not path.exists():
                 some = pictures[start : start + SHARD]
                 features = found.reduced(seen(encoder, some.flatten(0, 1))).unflatten(0, some.shape[:2]).half()
-                save_file({"features": features.contiguous()}, path.with_suffix(".part"))
-                path.with_suffix(".part").replace(path)
+                write(path, {"features": features})
             parts.append(load_file(path)["features"])
     return torch.cat(parts)
 

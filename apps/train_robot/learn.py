@@ -5,7 +5,6 @@ the weights. Half of the rows learn with the first d actions of the chunk given 
 2512.05964), so that the network knows what a hard prefix means; one in twenty sees black pictures, so that it knows what blindness means.
 """
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmsdk.apps import kept
+from mmsdk.apps.descent import cosine
 from mmsdk.apps.train_robot.lessons import Lessons, Phrases, normalizers, where_of
-from mmsdk.errors import InputError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.slots import positions_of
 from mmsdk.stages import Context
@@ -112,31 +110,16 @@ class Learner:
 
     def save(self, path: Path, step: int, recipe: Recipe) -> None:
         """Everything that going on needs, written whole or not at all."""
-        tensors = {f"both.{name}": tensor for name, tensor in self.both.state_dict().items()}
-        tensors |= {f"mean.{name}": tensor for name, tensor in nn.ModuleList(self.mean).state_dict().items()}
-        for number, slots in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{number}.{name}": tensor for name, tensor in slots.items()}
-        part = path.with_suffix(".part")
-        save_file({k: v.contiguous() for k, v in tensors.items()}, part, metadata={"step": str(step), "recipe": repr(recipe)})
-        part.replace(path)
+        parts = {"both": self.both.state_dict(), "mean": nn.ModuleList(self.mean).state_dict()}
+        kept.save(path, parts, self.optimiser, {"step": str(step), "recipe": repr(recipe)})
 
     def resume(self, path: Path, recipe: Recipe) -> int:
         """Load the checkpoint, if there is one; the step to go on with. Raises InputError where it is of another recipe."""
         if not path.exists():
             return 0
-        with safe_open(path, "pt") as file:
-            facts = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
-        if facts["recipe"] != repr(recipe):
-            raise InputError(f"it was made by {facts['recipe']}, this is {recipe!r}; name another folder", item=str(path))
-        for name, module in (("both", self.both), ("mean", nn.ModuleList(self.mean))):
-            module.load_state_dict({k.removeprefix(f"{name}."): v for k, v in tensors.items() if k.startswith(f"{name}.")})
-        state = self.optimiser.state_dict()
-        for name, tensor in tensors.items():
-            if name.startswith("optimiser."):
-                _, number, slot = name.split(".")
-                state["state"].setdefault(int(number), {})[slot] = tensor
-        self.optimiser.load_state_dict(state)
+        parts, facts = kept.resume(path, self.optimiser, repr(recipe))
+        self.both.load_state_dict(parts["both"])
+        nn.ModuleList(self.mean).load_state_dict(parts["mean"])
         return int(facts["step"])
 
 
@@ -152,7 +135,8 @@ def learn(
         generator = torch.Generator().manual_seed(recipe.seed * _SPREAD + step)
         rows = own[torch.randint(len(own), (recipe.rows,), generator=generator)]
         losses = _losses(room, learner, recipe, rows, generator, acts=step >= recipe.seeing)
-        learner.step(recipe.where * losses["where"] + losses["act"], _rate(recipe, step), min(recipe.mean, (step + 1) / (step + 10)))
+        rate = cosine(step, recipe.steps, recipe.rate, recipe.warmup, least=0.02)
+        learner.step(recipe.where * losses["where"] + losses["act"], rate, min(recipe.mean, (step + 1) / (step + 10)))
         if (step + 1) % every == 0 or step + 1 == recipe.steps:
             learner.save(path, step + 1, recipe)
         try:
@@ -215,11 +199,3 @@ def errors(room: Class, glance: Glance, batch: int = 256) -> list[dict[str, int 
         names = ("thing", "goal", "thing from the hand", "goal from the hand")
         found.append({"task": task, **{name: round(float(each), 2) for name, each in zip(names, apart, strict=True)}})
     return found
-
-
-def _rate(recipe: Recipe, step: int) -> float:
-    """Warm up in a line, then fall to a fiftieth in a half cosine."""
-    if step < recipe.warmup:
-        return recipe.rate * (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return recipe.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))

@@ -3,15 +3,14 @@
 Letters: n walkers, w pixels, d width, k actions.
 """
 
-import os
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mmsdk.apps import kept
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
@@ -69,5 +68,4 @@ def read(path: Path, into: nn.Module) -> dict[str, str]:
 
 def write(path: Path, module: nn.Module, facts: dict[str, str]) -> None:
     """Keep it, 16-bit, whole or not at all."""
-    save_file({name: tensor.detach().half().contiguous() for name, tensor in module.state_dict().items()}, path.with_suffix(".part"), facts)
-    os.replace(path.with_suffix(".part"), path)
+    kept.write(path, {name: tensor.half() for name, tensor in module.state_dict().items()}, facts)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from mmsdk.apps.train_video.loop import Stop, put_state, state_of, written
+from mmsdk.apps import kept
+from mmsdk.apps.interrupts import Stop
 from mmsdk.apps.train_video.world import SIDE, drawn, film
 from mmsdk.diffusion.upscale import LatentUpscaler, bilinear
 
@@ -97,14 +97,12 @@ def _error(upscaler: LatentUpscaler, generator: torch.Generator) -> Float[Tensor
 
 
 def _save(path: Path, upscaler: LatentUpscaler, optimiser: torch.optim.Optimizer, step: int) -> None:
-    weights = {f"model.{name}": value.detach() for name, value in upscaler.state_dict().items()}
-    written(path, weights | state_of(optimiser), step)
+    kept.save(path, {"model": upscaler.state_dict()}, optimiser, {"step": str(step)})
 
 
 def _resumed(path: Path, upscaler: LatentUpscaler, optimiser: torch.optim.Optimizer) -> int:
     if not path.is_file():
         return 0
-    tensors = load_file(path)
-    upscaler.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")})
-    put_state(optimiser, tensors)
-    return int(tensors["step"])
+    parts, facts = kept.resume(path, optimiser)
+    upscaler.load_state_dict(parts["model"])
+    return int(facts["step"])

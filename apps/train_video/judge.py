@@ -4,18 +4,18 @@ It has seen neither the model's clips nor the seeds that it is tried on. Frames 
 what its frames show, so that the frames of a clip can be held against one another.
 """
 
-import os
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from mmsdk.apps.kept import write
 from mmsdk.apps.train_video.world import BOXES, COLOURS, DIRECTIONS, RELATIONS, SHAPES, SIDE, Stories, drawn, film
 
 __all__ = ["HELD_OUT_SEED", "Judge", "Reading", "open_judge", "teach"]
@@ -82,9 +82,7 @@ def teach(path: Path, steps: int = 900, rows: int = 16, rate: float = 1.5e-3) ->
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    part = path.with_suffix(".part")
-    save_file(judge.state_dict(), part)
-    os.replace(part, path)
+    write(path, judge.state_dict())
     generator = torch.Generator().manual_seed(HELD_OUT_SEED)
     stories = drawn(8 * rows, generator)
     right = [judge.read(film(part, SIDE, generator)).right(part) for part in _parts(stories, rows)]

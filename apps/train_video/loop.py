@@ -1,25 +1,24 @@
 """The training loop: seeded steps, averaged weights, checkpoints by the clock that a later run resumes from exactly; Ctrl-C saves."""
 
 import json
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from mmsdk.apps import kept
+from mmsdk.apps.interrupts import Stop
 from mmsdk.apps.train_video.learn import CONFIG, Recipe, begun, loss_of, rate, stage_of
 from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.imagine import Imaginer, Screen
 from mmsdk.diffusion.words import Words
 
-__all__ = ["CHECKPOINT", "Learner", "Lesson", "Stop", "put_state", "state_of", "train", "written"]
+__all__ = ["CHECKPOINT", "Learner", "Lesson", "train"]
 
 CHECKPOINT = "checkpoint.safetensors"
 _LOGGED = 25  # steps
@@ -71,48 +70,24 @@ class Learner:
 
     def save(self, folder: Path, step: int) -> None:
         """Everything a resumed run needs, written whole or not at all."""
-        tensors = self.weights() | {f"average.{name}": value for name, value in self.average.items()}
-        written(folder / CHECKPOINT, tensors | state_of(self.optimiser), step)
+        parts = {"model": self.model.state_dict(), "words": self.words.state_dict(), "average": self.average}
+        kept.save(folder / CHECKPOINT, parts, self.optimiser, {"step": str(step)})
 
     def resume(self, folder: Path) -> int:
         """Load the checkpoint, if there is one; the step to go on with."""
         path = folder / CHECKPOINT
         if not path.exists():
             return 0
-        tensors = load_file(path)
-        self.put(tensors)
-        self.average = {name: tensors[f"average.{name}"] for name in self.average}
-        put_state(self.optimiser, tensors)
-        return int(tensors["step"])
+        parts, facts = kept.resume(path, self.optimiser)
+        self.model.load_state_dict(parts["model"])
+        self.words.load_state_dict(parts["words"])
+        self.average = {name: parts["average"][name] for name in self.average}
+        return int(facts["step"])
 
     def imaginer(self, recipe: Recipe) -> Imaginer:
         """What was learned, averaged, as it is used."""
         self.put(self.average)
         return Imaginer(self.model.eval().requires_grad_(False), self.words.requires_grad_(False), Screen(shift=recipe.shift))
-
-
-def state_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser remembers, as tensors by name."""
-    states = optimiser.state_dict()["state"].items()
-    return {f"optimiser.{index}.{name}": value for index, state in states for name, value in state.items()}
-
-
-def put_state(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Let it remember what `state_of` gave; other tensors are passed over."""
-    state = optimiser.state_dict()
-    state["state"] = {}
-    for key, value in tensors.items():
-        if key.startswith("optimiser."):
-            _, index, name = key.split(".")
-            state["state"].setdefault(int(index), {})[name] = value
-    optimiser.load_state_dict(state)
-
-
-def written(path: Path, tensors: Mapping[str, Tensor], step: int) -> None:
-    """Write a checkpoint of a step, whole or not at all."""
-    part = path.with_suffix(".part")
-    save_file({name: value.contiguous() for name, value in {**tensors, "step": torch.tensor(step)}.items()}, part)
-    os.replace(part, path)
 
 
 def train(
@@ -166,21 +141,3 @@ def _compiled(model: DiT, wanted: bool) -> Iterator[None]:
         block.compile(dynamic=False)
     with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
         yield
-
-
-class Stop:
-    """Within, the first Ctrl-C is a wish to stop after this step; after it, and outside, Ctrl-C is what it was."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __enter__(self) -> "Stop":
-        self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _ask(self, *_: object) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, self._before)
