@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event
 from types import FrameType
 
+from mmsdk.apps.interrupts import handling
 from mmsdk.apps.loading import found, made
 from mmsdk.errors import InputError
 from mmsdk.vla.clock import Clock
@@ -108,12 +109,8 @@ def _ended_by_signals(stop: Callable[[], None], moving: Callable[[], bool]) -> I
         if not moving():
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _read(path: Path, node: str) -> _Told:

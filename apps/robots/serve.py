@@ -12,7 +12,7 @@ import signal
 from types import FrameType
 
 from mmsdk.apps.beforehand import text_in
-from mmsdk.apps.interrupts import leave
+from mmsdk.apps.interrupts import handling, leave
 from mmsdk.apps.loading import made
 from mmsdk.errors import InputError
 from mmsdk.vla.wire.server import Counts, PolicyServer
@@ -43,12 +43,8 @@ async def _serve(server: PolicyServer, as_json: bool) -> None:
         signal.signal(number, leave)
         loop.call_soon_threadsafe(stop.set)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(interrupt):
         await server.run(stop, lambda url: _tell_ready(url, server.service, as_json))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _tell_ready(url: str, service: Service, as_json: bool) -> None:

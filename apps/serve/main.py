@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import json
 import logging
-import signal
 import socket
 import sys
 import warnings
@@ -16,7 +15,7 @@ from types import FrameType
 from mmsdk.apps.adapters import adapted
 from mmsdk.apps.beforehand import keys_in, listening
 from mmsdk.apps.console import busy
-from mmsdk.apps.interrupts import leave
+from mmsdk.apps.interrupts import handling, leave
 from mmsdk.apps.serve.server import serve
 from mmsdk.apps.serve.service import Service
 from mmsdk.apps.serve.settings import Settings
@@ -83,12 +82,8 @@ async def _until_signalled(service: Service, door: socket.socket, as_json: bool)
             leave(number, frame)
         loop.call_soon_threadsafe(end if came == 1 else hurry.set)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(interrupt):
         await serve(service, door, stop, lambda url: _tell_ready(url, service.name, as_json), hurry)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return came
 
 

@@ -19,7 +19,7 @@ import gradio as gr
 import torch
 
 from mmsdk.apps.demo import SHIPPED
-from mmsdk.apps.interrupts import leave
+from mmsdk.apps.interrupts import handling, leave
 from mmsdk.apps.web.filming import Films
 from mmsdk.apps.web.models import Models
 from mmsdk.apps.web.page import build
@@ -147,12 +147,8 @@ def _until_signalled() -> Iterator[threading.Event]:
         signal.signal(number, leave)
         stop.set()
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(interrupt):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _short(dtype: torch.dtype) -> str:
