@@ -12,7 +12,7 @@ chat = pipe.chat()  # each question knows those before it
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NoReturn, cast, overload
@@ -24,6 +24,7 @@ from mmsdk.answer import Answer
 from mmsdk.answering import Stream, alone, answered, checked, sampled, streamed
 from mmsdk.chat import Chat
 from mmsdk.compress import Compression, CompressionSpec, compression
+from mmsdk.device import find_device
 from mmsdk.diffusion.filming import VideoGeneration, open_maker
 from mmsdk.diffusion.world.door import World, open_world, paging
 from mmsdk.diffusion.world.memory import Paging
@@ -37,8 +38,9 @@ from mmsdk.kv.memory import PagedMemory, RoundedMemory
 from mmsdk.kv.policy_memory import PolicyMemory
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
+from mmsdk.reading import Question, pairs_of
 from mmsdk.recall import Recall, recalling
-from mmsdk.stages import Context, Question, refuse_messages
+from mmsdk.stages import Context
 from mmsdk.stream import StreamSession
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.intake import Source, load
@@ -244,7 +246,7 @@ class Pipeline:
         checked(self.vlm, config, n or 1)
         steps = self.compression if compress is None else compression(compress)
         if question is None:
-            pairs = _pairs(media)
+            pairs = pairs_of(media)
             if n is not None:
                 raise InputError("several answers are given to one question; ask those of a list one by one", item="n")
             return self._batch(pairs, config, steps, self.adapters.worn(adapter, len(pairs)))
@@ -384,19 +386,6 @@ class Pipeline:
         return [found[index] for index in range(len(items))]
 
 
-def _pairs(items: object) -> Sequence[Question]:
-    """The batch as it is: what is wrong with one item becomes that item's error where it is read."""
-    refuse_messages(items)
-    if isinstance(items, Iterator):
-        raise InputError("pairs that come one after another are no batch yet; make it a list: pipe(list(...))", item=type(items).__name__)
-    if not isinstance(items, list | tuple):
-        raise InputError('a question is missing; write pipe("photo.jpg", "What is this?"), or a list of such pairs', item="question")
-    if items and not any(isinstance(item, list | tuple) for item in items):
-        told = 'pipe(["a.jpg", "b.jpg"], "Which is older?") asks one about them all, pipe([("a.jpg", "What is it?"), ...]) one about each'
-        raise InputError(f"a list of media alone has no question; {told}", item="question")
-    return items
-
-
 def _check_number(name: str, number: object) -> None:
     if not whole(number, 1):
         raise InputError(f"it is {shown(number)}, expected a whole number of at least 1", item=name)
@@ -430,20 +419,3 @@ def _file(gguf_file: object) -> str:
     if gguf_file is not None and not isinstance(gguf_file, str | os.PathLike):
         raise InputError(f'{shown(gguf_file)} is no file; write its name, such as "model-Q4_1.gguf"', item="gguf_file")
     return "" if gguf_file is None else os.fsdecode(gguf_file)
-
-
-def find_device(device: str | torch.device | None) -> torch.device:
-    """A device by its name; None is the processor. Raises InputError, saying what there is, for one that torch does not see here."""
-    here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    there = [name for name, count in here.items() if count] + [f"cuda:{number}" for number in range(here["cuda"])]
-    told = f'this machine has {", ".join(there)}; a device is written as "cpu", "cuda", "cuda:1" or "mps"'
-    try:
-        # a number alone is read as one of whatever accelerator there is, or told in torch's words
-        place = torch.device(device) if isinstance(device, str | torch.device) else torch.device("cpu") if device is None else None
-    except RuntimeError:
-        place = None
-    if place is None:
-        raise InputError(f"{shown(device)} is no device; {told}", item="device")
-    if (place.index or 0) >= here.get(place.type, 0):
-        raise InputError(f"torch sees no {str(place)!r} here; {told}", item="device")
-    return place

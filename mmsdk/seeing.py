@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmsdk.answer import Sight
 from mmsdk.compress import Compression, Entering, Step, named
+from mmsdk.device import device_of
 from mmsdk.encoded import Encoded, moved
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.models.types import VLM
@@ -95,7 +96,7 @@ def connect(vlm: VLM, seen: Mapping[int, Sequence[Seen]]) -> dict[int, list[Seen
 def asked(vlm: VLM, prompts: Mapping[int, Prompt]) -> dict[int, Float[Tensor, "_ d"]]:
     """The embeddings of each row's words, as the user wrote them, in the language model's space."""
     ids = {index: vlm.tokenizer.encode(prompt.text) for index, prompt in prompts.items()}
-    device = next(vlm.decoder.parameters()).device
+    device = device_of(vlm)
     together = torch.tensor([[i for row in ids.values() for i in row]], dtype=torch.int64, device=device)
     return dict(zip(ids, vlm.decoder.embed(together)[0].split([len(row) for row in ids.values()]), strict=True))
 
@@ -223,7 +224,7 @@ def _brought_back(vlm: VLM, item: Encoded) -> Seen:
     if item.model != vlm.name or width != vlm.encoder.width:
         told = f"was encoded by {item.model!r}, {width} wide, and this is {vlm.name!r}, {vlm.encoder.width} wide; encode it by this one"
         raise InputError(told, item=item.source)
-    tokens = moved(item.tokens, next(vlm.decoder.parameters()).device)
+    tokens = moved(item.tokens, device_of(vlm))
     return dataclasses.replace(_seen(item, tokens), full=item.full)
 
 

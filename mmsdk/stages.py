@@ -4,26 +4,25 @@ A batch goes through every stage together. A row that fails becomes its error an
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.adapters import Worn
-from mmsdk.answer import Sight, Timings
+from mmsdk.answer import Timings
+from mmsdk.assembly import Row, assemble
 from mmsdk.compress import PROPORTIONAL, Compression, named
 from mmsdk.decoder.prefill import Laid, capacities, prefill_into, rest_of
 from mmsdk.decoder.spans import Span, places
 from mmsdk.decoder.thinning import Cut, Thinned
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.encoded import Encoded, Given
+from mmsdk.device import device_of
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.fitting import Fit, before, behind, by_plan, inside_encoder
 from mmsdk.kv.memory import DenseMemory, Memory, Shape
@@ -31,14 +30,13 @@ from mmsdk.kv.room import check_copies
 from mmsdk.kv.types import KVCache
 from mmsdk.legibility import guarded
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Ids, Layout, Prompt, Slot
+from mmsdk.prompt import Prompt
+from mmsdk.reading import Question, read, refuse_messages
 from mmsdk.recall import Recall, keys_of
-from mmsdk.seeing import Entered, Seen, asked, compress, connect, encode, enter, parted
+from mmsdk.seeing import Seen, asked, compress, connect, encode, enter, parted
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.types import Audit
-from mmsdk.vision.intake import load
-from mmsdk.vision.types import VisualTokens
-from mmsdk.vision.values import brief, shown
+from mmsdk.vision.values import brief
 
 __all__ = [
     "Clock",
@@ -57,9 +55,6 @@ __all__ = [
     "read",
     "refuse_messages",
 ]
-
-# What a user writes for one question: the media (one, several or none) and the words; or no media, and a prompt that holds its own.
-Question = tuple[Given | Sequence[Given], str | Prompt]
 
 _FORGETFUL, _PLAIN = Recall(), Worn()
 Before = TypeVar("Before")
@@ -89,33 +84,6 @@ class Clock:
     def timings(self) -> Timings:
         """The stages so far."""
         return Timings(**self._ms)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One question ready for the decoder: its tokens before (`visual`) and after (`kept`) compression, and the prompt.
-
-    `spans` are the runs of words and of visual inputs in the prompt; without any it is all words. `deep` is what the first layers add to
-    the visual tokens, zero at words. `recalled` tokens at its beginning were in the cache already. `turns` and `following` are as in
-    `mmsdk.decoder.prefill.Laid`. `words` are the ids of all its words. `mass` is there where attention is
-    proportional.
-    """
-
-    visual: int
-    kept: int
-    sights: tuple[Sight, ...]
-    embeddings: Float[Tensor, "s d"]
-    positions: Int[Tensor, " s"]
-    spans: tuple[Span, ...] = ()
-    deep: tuple[Float[Tensor, "s d"], ...] = ()
-    recalled: int = 0
-    turns: tuple[Int[Tensor, "3 s"], ...] = ()
-    following: tuple[Int[Tensor, ""], ...] = ()
-    words: tuple[int, ...] = ()
-    mass: tuple[Float[Tensor, " s"], ...] = ()
-
-    def __repr__(self) -> str:
-        return brief(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +118,6 @@ class LaidOut:
     keys: list[list[bytes]]
     prompts: dict[int, Prompt]
     seen: dict[int, list[Seen]]
-
-
-def device_of(vlm: VLM) -> torch.device:
-    """Where the decoder's weights are, and with them everything else."""
-    return next(vlm.decoder.parameters()).device
 
 
 def prepare(
@@ -259,51 +222,6 @@ def cuts_of(compression: Compression, depth: int) -> tuple[Cut, ...]:
     return tuple(Cut(layer, step.method) for step in compression.inside_decoder for layer in step.method.layers(depth))
 
 
-def read(items: Sequence[Question], first: int = 0) -> dict[int, Prompt | InputError]:
-    """Load the media of every question; a row whose media or words cannot be used becomes the error, with its place in the batch."""
-    return {index: _read(index, item) for index, item in enumerate(items, first)}
-
-
-def assemble(
-    vlm: VLM,
-    prompts: Mapping[int, Prompt],
-    entered: Mapping[int, Sequence[Entered]],
-    room: int,
-    cuts: int = 0,
-    proportional: bool = False,
-) -> dict[int, Row | InputError]:
-    """Put each prompt together, keeping `room` positions free for the answer.
-
-    A prompt that does not fit the model's context becomes an InputError that says what to do.
-    """
-    rows: dict[int, Row | InputError] = {}
-    for index, row in entered.items():
-        given = vlm.layout(prompts[index])
-        layout = given.resolved([item.entering.cells for item in row])
-        counted, tokens = [item.entering.counted for item in row], [item.seen.tokens for item in row]
-        length = layout.length(counted)
-        if length + room > vlm.context:
-            rows[index] = _too_long(index, length, sum(counted), room, vlm.context)
-            continue
-        entering = given.resolved([item.entering.cells[item.entering.places] for item in row])
-        spans = _spans(entering, row, cuts)
-        kept = sum(span.counts[-1] for span in spans if span.media >= 0)
-        embeddings = entering.embed([one.features for one in tokens], vlm.decoder.embed, device_of(vlm))
-        positions = layout.positions(counted, [item.entering.places for item in row])
-        sights = tuple(item.seen.sight for item in row)
-        deep = _deep(entering, tokens, embeddings)
-        turns = layout.turns([item.entering.cells for item in row], tokens, [item.entering.places for item in row], embeddings.device)
-        if turns:
-            # places are told by the turns, and positions only count
-            positions = torch.arange(len(embeddings))
-        axes, following = tuple(one.axes for one in turns), tuple(one.following for one in turns)
-        words = tuple(chain.from_iterable(span.ids for span in given.spans if isinstance(span, Ids)))
-        full = sum(item.seen.full for item in row)
-        mass = (_mass(entering, row, embeddings.device),) if proportional else ()
-        rows[index] = Row(full, kept, sights, embeddings, positions, spans, deep, 0, axes, following, words, mass)
-    return rows
-
-
 def prefill(decoder: Decoder, rows: Sequence[Row], room: int) -> Context:
     """Run the prompts through the decoder in one pass, into a cache with space for `room` more tokens a row."""
     return _prefilled(decoder, rows, room, (), DenseMemory(), [[]] * len(rows))[0]
@@ -367,71 +285,3 @@ def _among(context: Context, places: Sequence[int]) -> Context | None:
         return None
     rows = torch.tensor(places, device=context.hidden.device)
     return Context(context.hidden[rows], context.cache.select(rows))
-
-
-def refuse_messages(given: object) -> None:
-    """Raise InputError for chat messages as other libraries and APIs take them, one or several, and say what is written here."""
-    several = given if isinstance(given, list | tuple) else [given]
-    if any(isinstance(one, Mapping) and ("role" in one or "content" in one) for one in several):
-        told = 'chat messages are not taken in this form; write pipe("photo.jpg", "What is it?"), or chat = pipe.chat("Be brief.") and'
-        told += ' chat("photo.jpg", "What is it?") for each turn; `mmsdk serve` answers messages over HTTP'
-        raise InputError(told, item="messages")
-
-
-def _read(index: int, item: object) -> Prompt | InputError:
-    try:
-        refuse_messages(item)
-        refuse_messages(item[0] if isinstance(item, list | tuple) and item else None)
-    except InputError as error:
-        return error.at(index)
-    if not (isinstance(item, list | tuple) and len(item) == 2):
-        seen = f"{len(item)} values" if isinstance(item, list | tuple) else shown(item)
-        return InputError(f"{seen}, expected a pair (media, question)", item=type(item).__name__, index=index)
-    media, words = item
-    if media is None:
-        return InputError("None is no picture; write [] in its place to ask without one", item="media", index=index)
-    if isinstance(words, Prompt) and isinstance(media, list | tuple) and not media:
-        return words
-    # a list or tuple is always several inputs here, never the frames of one clip
-    sources = media if isinstance(media, list | tuple) else [media]
-    try:
-        return Prompt.of([source if isinstance(source, Encoded) else load(source) for source in sources], words)
-    except InputError as error:
-        return error.at(index)
-
-
-def _spans(layout: Layout, row: Sequence[Entered], cuts: int) -> tuple[Span, ...]:
-    """The runs of the prompt, in order, with their tokens at first and after each cut; see `mmsdk.decoder.spans` for those of one input."""
-    left = {media: item.entering.counts for media, item in enumerate(row)}
-    lengths = layout.lengths([len(item.seen.tokens) for item in row])
-    return tuple(
-        Span(span.media, (length, *left.pop(span.media, (0,) * cuts))) if isinstance(span, Slot) else Span(-1, (length,) * (1 + cuts))
-        for span, length in zip(layout.spans, lengths, strict=True)
-    )
-
-
-def _mass(layout: Layout, row: Sequence[Entered], device: torch.device) -> Float[Tensor, " s"]:
-    """The logarithm of how many tokens each stands for: of words one, of each visual input as many as it had by those that are left."""
-    tokens = [len(item.seen.tokens) for item in row]
-    each = [math.log(item.seen.full / count) for item, count in zip(row, tokens, strict=True)]
-    runs = torch.tensor([each[span.media] if isinstance(span, Slot) else 0.0 for span in layout.spans])
-    return runs.repeat_interleave(torch.tensor(layout.lengths(tokens))).to(device)
-
-
-def _deep(layout: Layout, tokens: Sequence[VisualTokens], embeddings: Float[Tensor, "s d"]) -> tuple[Float[Tensor, "s d"], ...]:
-    """The deep features of all visual inputs where their tokens stand, by layer; an encoder has them for all inputs or for none."""
-    order = [span for span in layout.spans if isinstance(span, Slot)]
-    stands = layout.visual([len(one) for one in tokens]).to(embeddings.device)
-    added = tuple(torch.zeros_like(embeddings) for _ in (tokens[0].deep if tokens else ()))
-    for layer, stream in enumerate(added):
-        stream[stands] = torch.cat([tokens[span.media].deep[layer][span.start : span.stop] for span in order]).to(stream.dtype)
-    return added
-
-
-def _too_long(index: int, length: int, visual: int, room: int, context: int) -> InputError:
-    return InputError(
-        f"the prompt takes {length} positions ({visual} of them visual) and the answer may take {room}, but the model holds {context}; "
-        "compress more in front of the decoder, ask about fewer pictures or frames, or lower max_tokens",
-        item="prompt",
-        index=index,
-    )
