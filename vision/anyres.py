@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.errors import InputError
+from mmsdk.vision.cells import cells_of
 from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.pixels import Filter, Levels, framed, resized
 from mmsdk.vision.prepare import Prepare
@@ -149,12 +150,12 @@ class AnyRes:
         if isinstance(item, Video):
             features, saliency, keys = (self._clip(x) for x in seen)
             grid = (len(item.frames), self.shrunk, self.shrunk)
-            positions = _cells(grid, features.device)
+            positions = cells_of(grid, features.device)
         else:
             features, saliency, keys = (torch.cat([x[0], self.canvas.plane(x[1:], item.size)]) for x in seen)
             detail, cells = self.canvas.detail(item.size), self.canvas.cells
-            plane = _cells((1, *detail), features.device) + torch.tensor([1, 0, 0], device=features.device)
-            grid, positions = self.grid(item.size), torch.cat([_cells((1, cells, cells), features.device), plane])
+            plane = cells_of((1, *detail), features.device) + torch.tensor([1, 0, 0], device=features.device)
+            grid, positions = self.grid(item.size), torch.cat([cells_of((1, cells, cells), features.device), plane])
         times = item.times if isinstance(item, Video) else torch.zeros(2)
         weight = torch.ones(len(features), device=features.device)
         return VisualTokens(features, positions, weight, grid, times.to(features.device), saliency[:, 0], keys)
@@ -172,7 +173,7 @@ class AnyRes:
         lifted = [self._lifted(view, area.side**2) for view, area in zip(views, areas, strict=True)]
         places = [self._places(item, number, area, view.places) for number, (view, area) in enumerate(zip(views, areas, strict=True))]
         device = places[0].device
-        squares = [self._places(item, number, area, _cells((1, *area.grid), device)[:, 1:]) for number, area in enumerate(areas)]
+        squares = [self._places(item, number, area, cells_of((1, *area.grid), device)[:, 1:]) for number, area in enumerate(areas)]
         return together(lifted, places, squares, grid, item.times if isinstance(item, Video) else torch.zeros(2))
 
     def _lifted(self, view: Merged, each: int) -> Merged:
@@ -219,8 +220,3 @@ def _scaled(places: Int[Tensor, "m 2"], size: tuple[int, int], to: tuple[int, in
     """The middles of cells of a grid of `size` on one of another size."""
     sizes, wanted = (torch.tensor(one, device=places.device) for one in (size, to))
     return (2 * places + 1) * wanted // (2 * sizes)
-
-
-def _cells(grid: tuple[int, int, int], device: torch.device) -> Int[Tensor, "m 3"]:
-    axes = [torch.arange(size, device=device) for size in grid]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)

@@ -10,10 +10,11 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from mmsdk.errors import BudgetError, InputError, ModelError
+from mmsdk.vision.cells import cells_of
 from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.pooling import Pool, patches, pooled_grid
 from mmsdk.vision.prune import Pruner, Pruning
@@ -198,7 +199,7 @@ def _pruned(sight: Sight, grid: tuple[int, int]) -> list[Merged]:
 def _shortened(item: Media, frames: Sequence[Merged], grid: tuple[int, int, int]) -> Shortened:
     places = [F.pad(frame.places, (1, 0), value=t) for t, frame in enumerate(frames)]
     times = item.times if isinstance(item, Video) else torch.zeros(1)
-    return together(frames, places, [_positions(grid, frames[0].features.device)], grid, times)
+    return together(frames, places, [cells_of(grid, frames[0].features.device)], grid, times)
 
 
 def _check(media: Sequence[Media]) -> None:
@@ -232,15 +233,10 @@ def _tokens(item: Media, pooled: Sequence[Pool], full: tuple[int, int, int], poo
     times = item.times if isinstance(item, Video) else torch.zeros(1)
     return VisualTokens(
         features=features,
-        positions=_positions(pooled_grid(full, pool), features.device),
+        positions=cells_of(pooled_grid(full, pool), features.device),
         weight=patches(full, pool, features.device),
         grid=pooled_grid(full, pool),
         times=F.avg_pool1d(times[None], pool[0], ceil_mode=True, count_include_pad=False)[0].to(features.device),
         saliency=saliency[:, 0],
         keys=keys,
     )
-
-
-def _positions(shape: tuple[int, int, int], device: torch.device) -> Int[Tensor, "m 3"]:
-    axes = [torch.arange(size, device=device) for size in shape]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)

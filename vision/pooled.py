@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmsdk.vision.cells import cells_of
 from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.prepare import Prepare
 from mmsdk.vision.shorten import Area, Shortened
@@ -46,11 +47,9 @@ class Pooled:
         """See `mmsdk.vision.tiled.Views`."""
         features, saliency, keys = (self._means(x) for x in (viewed.features, viewed.saliency[..., None], viewed.keys))
         grid, device = (len(viewed.features), self.side, self.side), features.device
-        axes = [torch.arange(size, device=device) for size in grid]
-        positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
         times = item.times.to(device) if isinstance(item, Video) else torch.zeros(1, device=device)
         weight = torch.full((len(features),), float(self.pool**2), device=device)
-        return VisualTokens(features, positions, weight, grid, times, saliency[:, 0], keys)
+        return VisualTokens(features, cells_of(grid, device), weight, grid, times, saliency[:, 0], keys)
 
     def areas(self, size: tuple[int, int], frames: int) -> list[Area]:
         """See `mmsdk.vision.tiled.Views`: what is averaged into one token merges as one."""
@@ -61,9 +60,8 @@ class Pooled:
         grid, each = (len(views), self.side, self.side), self.pool**2
         means = [replace(one, features=one.features.unflatten(1, (each, -1)).mean(1), weight=one.weight * each) for one in views]
         places = [F.pad(view.places, (1, 0), value=number) for number, view in enumerate(views)]
-        axes = [torch.arange(size, device=places[0].device) for size in grid]
-        cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
-        return together(means, places, [cells], grid, item.times if isinstance(item, Video) else torch.zeros(1))
+        cells, times = cells_of(grid, places[0].device), item.times if isinstance(item, Video) else torch.zeros(1)
+        return together(means, places, [cells], grid, times)
 
     def _means(self, x: Float[Tensor, "v n d"]) -> Float[Tensor, "m d"]:
         planes = x.transpose(1, 2).unflatten(2, (self.cells, self.cells))

@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmsdk.vision.cells import cells_of
 from mmsdk.vision.merged import Merged, together
 from mmsdk.vision.pixels import Filter, Levels, resized
 from mmsdk.vision.shorten import Area, Shortened
@@ -82,7 +83,7 @@ class Shuffled:
         grid, device = (len(views), self.side, self.side), views[0].features.device
         patches = [replace(view, weight=view.weight * self.factor**2) for view in views]
         places = [F.pad(view.places, (1, 0), value=number) for number, view in enumerate(views)]
-        return together(patches, places, [_cells(grid, device)], grid, _times(item, len(views)))
+        return together(patches, places, [cells_of(grid, device)], grid, _times(item, len(views)))
 
     def tokens(self, item: Media, viewed: Viewed) -> VisualTokens:
         """See `mmsdk.vision.tiled.Views`; saliency and keys are the means of the patches of a token."""
@@ -91,12 +92,7 @@ class Shuffled:
         views, device = len(viewed.features), features.device
         grid, times = (views, self.side, self.side), _times(item, views).to(device)
         weight = torch.full((len(features),), float(self.factor**2), device=device)
-        return VisualTokens(features, _cells(grid, device), weight, grid, times, saliency[:, 0], keys)
-
-
-def _cells(grid: tuple[int, int, int], device: torch.device) -> Int[Tensor, "m 3"]:
-    axes = [torch.arange(size, device=device) for size in grid]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
+        return VisualTokens(features, cells_of(grid, device), weight, grid, times, saliency[:, 0], keys)
 
 
 def _times(item: Media, views: int) -> Float[Tensor, " v"]:

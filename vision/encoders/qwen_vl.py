@@ -13,10 +13,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from mmsdk.errors import InputError
+from mmsdk.vision.cells import cells_of
 from mmsdk.vision.merged import Merged, planned, together
 from mmsdk.vision.shorten import Area, Shortened, Shortener, Shortening
 from mmsdk.vision.smart_resize import SmartResize
@@ -119,7 +120,7 @@ class QwenVL:
         places = [F.pad(step.places, (1, 0), value=t) for t, step in enumerate(steps)]
         patches = [replace(step, weight=step.weight * each) for step, each in zip(steps, self._weights(item, grid[0]), strict=True)]
         times = self.moments(item.times) if isinstance(item, Video) else torch.zeros(1)
-        return together(patches, places, [_cells(grid, places[0].device)], grid, times)
+        return together(patches, places, [cells_of(grid, places[0].device)], grid, times)
 
     def _weights(self, item: Media, steps: int) -> list[float]:
         """The patches of a token of each step."""
@@ -154,7 +155,7 @@ class QwenVL:
         weight = torch.tensor(self._weights(item, grid[0]), device=device)
         return VisualTokens(
             features=features,
-            positions=_cells(grid, device),
+            positions=cells_of(grid, device),
             weight=weight.repeat_interleave(grid[1] * grid[2]),
             grid=grid,
             times=times.to(device),
@@ -162,11 +163,6 @@ class QwenVL:
             keys=keys,
             deep=tuple(torch.cat(layer).flatten(0, 1) for layer in zip(*(o.deep for o in seen), strict=True)),
         )
-
-
-def _cells(grid: tuple[int, int, int], device: torch.device) -> Int[Tensor, "n 3"]:
-    axes = torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij")
-    return torch.stack(axes, dim=-1).flatten(0, 2)
 
 
 def _frames(item: Media) -> UInt8[Tensor, "f 3 h w"]:
