@@ -31,7 +31,8 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as smart_resize_together
 
 from mmsdk.apps.checkpoints.drawn import draw
-from mmsdk.prompt import Prompt, Segment, Text
+from mmsdk.apps.checkpoints.said import said_in
+from mmsdk.prompt import Prompt
 from mmsdk.vision.types import Image, Video
 
 __all__ = ["KINDS", "Kind", "QwenReplica"]
@@ -85,8 +86,7 @@ class QwenReplica:
         """What transformers' processor makes of a prompt, batch of one."""
         pictures = [self._picture(item) for item in prompt.media if isinstance(item, Image)]
         clips = [self._clip(item) for item in prompt.media if isinstance(item, Video)]
-        said = [{"role": turn.role, "content": [_told(segment) for segment in turn.segments]} for turn in prompt.turns]
-        text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        text = self.tokenizer.apply_chat_template(said_in(prompt), tokenize=False, add_generation_prompt=True)
         runs = {
             "<|image_pad|>": ["<|image_pad|>" * _tokens(grid) for _, grid in pictures],
             "<|video_pad|>": [self._widened(item, grid) for item, (_, grid) in zip(_videos(prompt), clips, strict=True)],
@@ -217,13 +217,6 @@ def _replaced(text: str, runs: Mapping[str, Iterable[str]]) -> str:
         parts = text.split(token)
         text = "".join(itertools.chain(*zip(parts, [*run, ""], strict=True)))
     return text
-
-
-def _told(segment: Segment) -> dict[str, str]:
-    """A segment as chat templates know it."""
-    if isinstance(segment, Text):
-        return {"type": "text", "text": segment.content}
-    return {"type": "image" if isinstance(segment, Image) else "video"}
 
 
 def _videos(prompt: Prompt) -> list[Video]:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mmsdk.apps.checkpoints.drawn import draw
 from mmsdk.apps.checkpoints.parts import CELLS, KINDS, MOVING, WITH_CLIPS, Kind, Parts, parts_of, tokenizer_of
-from mmsdk.prompt import Prompt, Segment, Text
+from mmsdk.apps.checkpoints.said import said_in
+from mmsdk.prompt import Prompt, Text
 from mmsdk.vision.types import Image, Video
 
 __all__ = ["KINDS", "MOVING", "Kind", "SightReplica"]
@@ -48,10 +49,9 @@ class SightReplica:
 
     def inputs(self, prompt: Prompt) -> dict[str, Tensor]:
         """What transformers' processor makes of a prompt, batch of one."""
-        said = [{"role": turn.role, "content": [_told(segment) for segment in turn.segments]} for turn in prompt.turns]
         moves = self.kind == "smolvlm" and any(isinstance(item, Video) for item in prompt.media)
         source = WITH_CLIPS if moves else None
-        text = self.tokenizer.apply_chat_template(said, chat_template=source, tokenize=False, add_generation_prompt=True)
+        text = self.tokenizer.apply_chat_template(said_in(prompt), chat_template=source, tokenize=False, add_generation_prompt=True)
         images = [_array(item.pixels) for item in prompt.media if isinstance(item, Image)]
         clips = [item for item in prompt.media if isinstance(item, Video)]
         seen, stands, views = self._pictures(images) if images else ({}, [], [])
@@ -127,13 +127,6 @@ class SightReplica:
         if self.kind == "internvl":
             return {"pixel_values": joined}
         return {"pixel_values": joined[None], "pixel_attention_mask": torch.ones(1, len(joined), *joined.shape[-2:], dtype=torch.int64)}
-
-
-def _told(segment: Segment) -> dict[str, str]:
-    """A segment as templates are told of it."""
-    if isinstance(segment, Text):
-        return {"type": "text", "text": segment.content}
-    return {"type": "image" if isinstance(segment, Image) else "video"}
 
 
 def _array(pixels: UInt8[Tensor, "3 h w"]) -> UInt8[np.ndarray, "h w 3"]:
