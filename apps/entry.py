@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from mmsdk.apps.interrupts import leaving_at_once
+from mmsdk.apps.interrupts import end, leaving_at_once
 
 __all__ = ["main"]
 
@@ -11,7 +11,7 @@ def main() -> int:
     """Run the command line of this process; the exit code, as `mmsdk.apps.cli` tells it."""
     leaving_at_once()
     code: int = import_module("mmsdk.apps.cli").main()
-    return code
+    return end(code)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ opened by then, so nothing is lost by leaving; a command has files and locks to 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "Stop", "handling", "interruptible", "leave", "leaving_at_once"]
+__all__ = ["INTERRUPTED", "Stop", "end", "handling", "interruptible", "leave", "leaving_at_once"]
 
 INTERRUPTED = 130  # 128 and the number of the signal, as shells count
 
@@ -44,6 +45,19 @@ def leave(number: int, frame: FrameType | None) -> None:
         if sys.stderr is not None:
             os.write(sys.stderr.fileno(), b"\ninterrupted\n")
     os._exit(INTERRUPTED)
+
+
+def end(code: int) -> int:
+    """The exit code, as the last thing that a program does. Where a policy is still at work in its thread, which nobody waits for, the
+    process ends here: the interpreter's own end stops such threads in the midst of compiled code, which aborts the process.
+    """
+    if any(thread.name == "policy" for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                if stream is not None:
+                    stream.flush()
+        os._exit(code)
+    return code
 
 
 @contextmanager

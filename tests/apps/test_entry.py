@@ -69,3 +69,18 @@ def test_a_command_that_works_is_interrupted_by_an_exception() -> None:
         assert signal.getsignal(signal.SIGINT) is outside
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("name", "told"), [("policy", "said"), ("another", "said end")])
+def test_the_end_does_not_wait_for_a_policy_at_work_and_loses_nothing_that_was_said(name: str, told: str) -> None:
+    """The interpreter's own end, which would stop it in the midst of compiled code, has no part in it."""
+    code = f"""
+import atexit, sys, threading
+from mmsdk.apps.interrupts import end
+atexit.register(print, "end")
+threading.Thread(target=threading.Event().wait, name={name!r}, daemon=True).start()
+print("said", end=" ")
+sys.exit(end(3))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (3, told, "")

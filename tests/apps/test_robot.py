@@ -90,7 +90,7 @@ def test_vr_19_clients_come_and_go_weights_are_loaded_once_and_ctrl_c_ends_it_in
                 chunk = remote(Request(seen, torch.zeros(0, 3)))
                 assert torch.equal(chunk.actions, seen.state.repeat(4, 1)) and chunk.producer == "stay"
         running.send_signal(signal.SIGINT)
-        assert running.wait(20) == 0
+        assert running.wait(20) == 0, running.stderr.read()
         assert json.loads(running.stdout.read()) == {"clients": 3, "answered": 3, "late": 0, "refused": 0, "failed": 0}
         assert running.stderr.read() == ""
     assert served.with_name("loaded").read_text(encoding="utf-8") == "weights"

@@ -19,7 +19,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        Thread(target=self._run, name="policy", daemon=True).start()
+        self._thread = Thread(target=self._run, name="policy", daemon=True)
+        self._thread.start()
 
     def __call__(self, turn: Callable[[], T]) -> Future[T]:
         """Wait for a turn. What the call returns or raises is the future's; cancelled before its turn, it never runs."""
@@ -27,13 +28,20 @@ class Turns:
         self._waiting.put(partial(_taken, turn, future))
         return future
 
-    def close(self) -> None:
-        """End the thread after the calls that wait."""
+    def close(self, seconds: float = 1.0) -> bool:
+        """End the thread after the calls that wait, for which there are so many seconds; whether it has ended.
+
+        A thread that lets go of a tensor while the interpreter comes to its end aborts the process, so an idle one is waited for.
+        """
         self._waiting.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (waiting := self._waiting.get()) is not None:
             waiting()
+            # what it gave is not kept until the next call
+            del waiting
 
 
 def _taken(turn: Callable[[], T], future: Future[T]) -> None:
