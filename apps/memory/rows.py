@@ -15,7 +15,7 @@ Right = Sequence[bool]
 
 
 def row(
-    suite: str, policy: str, budget: float, quality: tuple[float | None, float | None], held: float, read: float, speed: float,
+    suite: str, policy: str, budget: float, quality: tuple[float | None, float | None], held: int | float, read: int | float, speed: float,
     frames: int | None = None, counted: Mapping[str, Cell] | None = None,
 ) -> dict[str, Cell]:  # fmt: skip
     """`quality` is that of the policy and of the full cache; `counted` is what `told` says of answers."""
