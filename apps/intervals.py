@@ -17,4 +17,4 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 def sign_test(better: int, worse: int) -> float:
     """How likely pairs would differ at least so unevenly if either way were as likely: two-sided and exact (McNemar's exact test)."""
     n, few = better + worse, min(better, worse)
-    return min(1.0, 2 * sum(comb(n, k) for k in range(few + 1)) / 2**n)
+    return min(1.0, 2 * sum(comb(n, k) for k in range(few + 1)) / (1 << n))
