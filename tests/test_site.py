@@ -192,11 +192,24 @@ def test_a_memory_is_chosen_by_shares_of_what_the_full_cache_answers(
         return told | {"bytes_held": 1000 * budget, "bytes_read_per_token": 500 * budget, "tok_s": 20 / (1 + budget)}
 
     rows = [row("full", 1.0, 0.8), row("snapkv", 0.5, 0.6), row("snapkv", 0.1, 0.4), row("h2o, going on", 0.1, None)]
+    keys = ("policy", "quality", "ci_low", "ci_high", "n", "bytes_held", "frames", "against", "better", "worse", "p")
+    streams = [
+        ("full", 0.75, 0.63, 0.84, 64, 6_355_440, 64, None, None, None, None),
+        ("window", 0.03, 0.01, 0.11, 64, 1_513_200, 64, None, None, None, None),
+        ("h2o", 0.62, 0.5, 0.73, 64, 1_567_440, 64, "streaming", 40, 3, 1e-9),
+        ("h2o, going on", 0.47, 0.31, 0.64, 32, 6_100_000, 10_000, "streaming", 15, 1, 5e-4),
+    ]
+    same = {"suite": "stream", "budget": 0.25, "quality_full": 0.75, "tok_s": 251.2}
+    rows += [same | dict(zip(keys, one, strict=True)) for one in streams]
     hardware, versions = {"cpu": "a processor", "cores": 2, "memory_gb": 8}, {"commit": "abc", "torch": "2"}
     result = {"command": "mmsdk bench memory --json", "hardware": hardware, "versions": versions, "rows": rows}
     memories = import_module("memories")
     monkeypatch.setattr(memories, "kept_result", lambda name: result if name == "memory" else None)
     made = memories.memory_tables()
     assert "| `snapkv` | 75 % |  | 50 % |  |  | 10 % | 10 % | 1.82 |" in made and "going on" not in made and "`full`" not in made
+    assert "64 questions; everything held (6.36 MB): 75 % (63 to 84)" in made
+    assert "| `h2o` | 62 % (50 to 73) | 40 more, 3 fewer than `streaming` (p = 1e-09) | 1.57 |" in made
+    assert "| `window` | 3 % (1 to 11) |  | 1.51 |" in made
+    assert "| `h2o` | 10,000 | 47 % (31 to 64) | 15 more, 1 fewer than `streaming` (p = 0.0005) | 6.10 | 251 |" in made
     monkeypatch.setattr(memories, "kept_result", lambda name: None)
     assert memories.memory_tables() == "No result of `mmsdk bench memory` is kept yet."

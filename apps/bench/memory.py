@@ -1,6 +1,6 @@
 """Memories: quality, bytes and speed of every policy at five budgets, on long text, needles, long clips and streams, beside the full cache.
 
-mmsdk bench memory --json                            some twenty minutes on two cores
+mmsdk bench memory --json                            some half an hour on two cores
 mmsdk bench memory:quick=true                        seconds: little is asked, and it says little
 mmsdk bench memory:plot=docs/images/memory.svg       draws quality against budget
 mmsdk bench memory:saved=rows.jsonl                  writes each suite there when it is done, and goes on from there
@@ -9,7 +9,6 @@ mmsdk bench memory:saved=rows.jsonl                  writes each suite there whe
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -18,16 +17,17 @@ from mmsdk import plugins
 from mmsdk.apps.console import Cell, busy, counted
 from mmsdk.apps.memory.asked import Asked, clip_questions, needles, texts
 from mmsdk.apps.memory.carried import carried
+from mmsdk.apps.memory.lasting import TOKENS, Lasting, check_lasting
 from mmsdk.apps.memory.measure import Measured, Reading, filled, measured, prompted
 from mmsdk.apps.memory.plot import drawn
+from mmsdk.apps.memory.rows import row
 from mmsdk.apps.memory.saved import resumed
-from mmsdk.apps.memory.streams import Held, Remembering, Seen, answered, happenings, paced, watched
+from mmsdk.apps.memory.streams import Remembering, Seen
 from mmsdk.apps.train_mini.scenes import Artist
 from mmsdk.compress import compression
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
 from mmsdk.kv.policies.full import Full
-from mmsdk.kv.policy import Evictor, Storer
 from mmsdk.kv.policy_memory import POLICIES, policy_of
 from mmsdk.models.mini.family import Mini, load
 from mmsdk.models.types import Tokenizer
@@ -42,11 +42,6 @@ BUDGETS = (0.5, 0.25, 0.1, 0.05, 0.025)
 # At this one santa reads the 16 to 22 % of which its paper speaks.
 _SPOKEN_OF = {"santa": 0.15}
 
-# Frames that go through the encoder together, and what is kept of them.
-_WINDOW, _TOKENS = 8, 32
-_WATCHING = ("evs", "simplecluster", "uniform")
-_ENDLESS = "h2o"
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -54,8 +49,9 @@ class Memory:
 
     text: `texts` stretches of a novel on SmolLM2, the last of `longest` tokens, the others shorter, and `tokens` foretold behind each.
     needle: `needles` prompts of `hidden` tokens with one number to be found, and as many with eight. clip: `clips` questions about clips
-    of 8 `slower` frames, on mini. stream: `streams` of `frames` frames, in which something happens in the first eight; and one of `endless`
-    frames. `window` is that of a text that is compacted over and over. `saved` is a file for the rows of suites that are done.
+    of 8 `slower` frames, on mini. stream: `streams` of `frames` frames, which begin with `events` shapes that are shown for eight frames
+    each, and `forever` streams of `endless` frames, of which `hold` tokens are held; each shape is asked for its colour and its place.
+    `window` is that of a text that is compacted over and over. `saved` is a file for the rows of suites that are done.
     """
 
     suites: str = "all"
@@ -68,8 +64,11 @@ class Memory:
     clips: int = 12
     slower: int = 3
     streams: int = 8
+    events: int = 4
     frames: int = 64
+    forever: int = 2
     endless: int = 10_000
+    hold: int = 256
     window: int = 1024
     dtype: str = "auto"
     plot: str = ""
@@ -77,18 +76,21 @@ class Memory:
     quick: bool = False
 
     def __call__(self) -> list[dict[str, Cell]]:
-        """Rows {suite, policy, budget, quality, quality_full, bytes_held, bytes_read_per_token, tok_s, frames}.
+        """Rows {suite, policy, budget, quality, quality_full, bytes_held, bytes_read_per_token, tok_s, frames, n, ci_low, ci_high, ...}.
 
         Quality is the geometric mean of the probability of the next token for text, and the share of right digits or answers for the other
         suites; `quality_full` is that of the full cache. `budget` is the share of the prompt or stream that is held, or read, and `frames`
-        how many a stream had. With `quick` all sizes are small whatever is said. Raises InputError for sizes and names that cannot be.
+        how many a stream had. Of streams also: of how many answers (`n`), a 95 % interval of their share (`ci_low`, `ci_high`), and,
+        question by question, how many are `better` and `worse` than the best sliding window's (`against`), with the sign test's `p`. With
+        `quick` all sizes are small whatever is said. Raises InputError for sizes and names that cannot be.
         """
         if self.quick:
             small = dataclasses.replace(self, texts=1, longest=192, tokens=4, needles=1, hidden=384, clips=1, slower=1, streams=1)
-            return dataclasses.replace(small, frames=16, endless=32, window=264, quick=False)()
-        for name in ("texts", "tokens", "needles", "clips", "slower", "streams", "endless"):
+            return dataclasses.replace(small, events=1, frames=16, forever=1, endless=64, hold=64, window=264, quick=False)()
+        for name in ("texts", "tokens", "needles", "clips", "slower", "streams", "events", "forever"):
             if getattr(self, name) < 1:
                 raise InputError(f"it is {getattr(self, name)}, it must be at least 1", item=name)
+        check_lasting(self.events, self.frames, self.endless)
         self._policies()
         suites = _chosen(self.suites, ["text", "needle", "clip", "stream"], "suites")
         settings = repr(dataclasses.replace(self, suites="all", plot="", saved=""))
@@ -117,7 +119,7 @@ class Memory:
         for anew in counted("compacting", (True, False)):
             one = carried(decoder, ids, self.window, anew)
             name, speed = "re-prefill" if anew else "kv-streams", len(ids) / one.seconds
-            yield _row("text", name, self.window / len(ids), (one.quality, None), one.held, one.held, speed)
+            yield row("text", name, self.window / len(ids), (one.quality, None), one.held, one.held, speed)
 
     def _needles(self, decoder: Decoder, tokenizer: Tokenizer, book: str) -> Iterator[dict[str, Cell]]:
         asked = [one for keys in (1, 8) for one in needles(decoder, tokenizer, book, self.hidden, self.needles, keys)]
@@ -139,28 +141,14 @@ class Memory:
         means = {key: Measured.of(readings) for key, readings in found.items()}
         full = means["full", 1.0].quality
         for (name, budget), mean in means.items():
-            yield _row(suite, name, budget, (mean.quality, full), mean.held, mean.read, mean.tok_s)
+            yield row(suite, name, budget, (mean.quality, full), mean.held, mean.read, mean.tok_s)
 
     def _streams(self, vlm: Mini, artist: Artist) -> Iterator[dict[str, Cell]]:
-        """Memories that bound a stream, of keys and values and, told as "watch", of the encoder's tokens; then one stream for long."""
-        pipe = Pipeline(Seen(vlm, Remembering(vlm.encoder)), compression(f"simplecluster:{_TOKENS}"))
-        stories, tokens = happenings(artist, self.streams), self.frames // _WINDOW * _TOKENS + 1
-        budgets = [budget for budget in BUDGETS if int(budget * tokens) >= _TOKENS]
-
-        def row(policy: str, budget: float, held: Sequence[Held]) -> dict[str, Cell]:
-            mean, full = sum(one.right for one in held) / len(held), sum(one.right for one in whole) / len(whole)
-            speed = sum(one.tokens for one in held) / sum(one.seconds for one in held)
-            return _row("stream", policy, budget, (mean, full), held[0].held, held[0].read, speed, self.frames)
-
-        whole = [answered(pipe, f"window:{tokens + _TOKENS}", story, self.frames) for story in counted("streams", stories)]
-        yield row("full", 1.0, whole)
-        for name, budget in counted("streams", list(product(filter(_bounds, self._policies()), budgets))):
-            yield row(name, budget, [answered(pipe, _streamed(name, int(budget * tokens)), story, self.frames) for story in stories])
-        for by, budget in counted("watching", list(product(_WATCHING, budgets))):
-            yield row(f"watch {by}", budget, [watched(pipe, by, int(budget * tokens), story, self.frames) for story in stories])
-        for one in paced(pipe, _streamed(_ENDLESS, int(budgets[0] * tokens)), stories[0], self.endless, 4):
-            share = int(budgets[0] * tokens) / (one.frames // _WINDOW * _TOKENS)
-            yield _row("stream", f"{_ENDLESS}, going on", share, (None, None), one.held, one.read, one.tok_s, one.frames)
+        """Every window of frames is looked at once, for all memories."""
+        pipe = Pipeline(Seen(vlm, Remembering(vlm.encoder)), compression(f"simplecluster:{TOKENS}"))
+        lasting = Lasting(pipe, vlm.decoder, artist, self.streams, self.events, self.frames, self.forever, self.endless, self.hold)
+        yield from lasting.rows(self._policies())
+        yield from lasting.going_on()
 
     def _policies(self) -> list[str]:
         known = [name for name in plugins.available(POLICIES) if name != "full"]
@@ -172,17 +160,6 @@ def _budgets(name: str) -> tuple[float, ...]:
     return tuple(sorted({*BUDGETS, *(at for spoken, at in _SPOKEN_OF.items() if spoken == name)}, reverse=True))
 
 
-def _bounds(name: str) -> bool:
-    """Whether a policy can hold a stream."""
-    policy = policy_of(f"{name}:64").policy
-    return isinstance(policy, Evictor) or (isinstance(policy, Storer) and policy.bounds)
-
-
-def _streamed(name: str, hold: int) -> str:
-    """What `stream_session` is told, so that every policy holds as much between two windows."""
-    return f"{name}:{hold},interval=1" if isinstance(policy_of(f"{name}:64").policy, Evictor) else f"{name}:{hold}"
-
-
 def _chosen(text: str, known: Sequence[str], item: str) -> list[str]:
     """Names out of "a+b", in the order of those that are known. Raises InputError for another."""
     asked = list(known) if text == "all" else text.split("+")
@@ -190,13 +167,3 @@ def _chosen(text: str, known: Sequence[str], item: str) -> list[str]:
         if name not in known:
             raise InputError(f"{name!r} is not known; join some of {', '.join(known)} by +, or write all", item=item)
     return [name for name in known if name in asked]
-
-
-def _row(
-    suite: str, policy: str, budget: float, quality: tuple[float | None, float | None], held: int | float, read: int | float, speed: float,
-    frames: int | None = None,
-) -> dict[str, Cell]:  # fmt: skip
-    return {
-        "suite": suite, "policy": policy, "budget": budget, "quality": quality[0], "quality_full": quality[1], "bytes_held": int(held),
-        "bytes_read_per_token": int(read), "tok_s": speed, "frames": frames,
-    }  # fmt: skip

@@ -5,6 +5,7 @@ from html import escape
 from itertools import islice
 
 from mmsdk.apps.console import Cell
+from mmsdk.apps.memory.rows import GOING
 
 __all__ = ["COLOURS", "STYLE", "curve", "drawn", "legend"]
 
@@ -19,9 +20,13 @@ Point = tuple[float, float]
 
 
 def drawn(rows: Sequence[Mapping[str, Cell]]) -> str:
-    """The picture of a result of the bench; rows without a budget, a quality or the full cache's beside it are left out."""
+    """The picture of a result of the bench; rows without a budget, a quality or the full cache's beside it are left out.
+
+    So are streams that go on, which hold the smaller a share the longer they last.
+    """
     names = ("budget", "quality", "quality_full")
     shown = [row for row in rows if all(isinstance(row[name], float) for name in names) and _number(row["budget"]) < 1]
+    shown = [row for row in shown if not str(row["policy"]).endswith(GOING)]
     suites = list(dict.fromkeys(str(row["suite"]) for row in shown))
     policies = list(dict.fromkeys(str(row["policy"]) for row in shown))
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(policies)}

@@ -1,4 +1,4 @@
-"""Streams that begin with something that happens and go on with a still picture for long; in the end they are asked about the beginning.
+"""Streams that show things early and nothing for long afterwards (`mmsdk.apps.memory.happenings`), asked about their beginning.
 
 Two forms of memory hold them: keys and values (`mmsdk.stream`), and tokens of the encoder that are read anew at each question
 (`mmsdk.watch`).
@@ -6,46 +6,26 @@ Two forms of memory hold them: keys and values (`mmsdk.stream`), and tokens of t
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.apps.console import counted
-from mmsdk.apps.train_mini.clips import clip
-from mmsdk.apps.train_mini.questions_clip import about_clip
-from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.apps.memory.happenings import Happening
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.models.types import VLM, Tokenizer
 from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Layout, Prompt
 from mmsdk.recall import content
+from mmsdk.stream import StreamSession
 from mmsdk.vision.types import Media, Video, VisionEncoder, VisualTokens
 
-__all__ = ["Happening", "Held", "Pace", "Remembering", "Seen", "answered", "happenings", "paced", "watched"]
+__all__ = ["Held", "Pace", "Remembering", "Seen", "answered", "paced", "watched"]
 
-# Nobody looked at what this draws while mini's recipe was made.
-_SEED = 2_000_033
-_LONGEST = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """Frames of what happens, frames that follow over and over, and what is asked."""
-
-    early: UInt8[Tensor, "t 3 h w"]
-    later: UInt8[Tensor, "u 3 h w"]
-    question: str
-    answer: str
-
-    def frames(self, count: int) -> Iterator[UInt8[Tensor, "3 h w"]]:
-        """The first `count` frames."""
-        for number in range(count):
-            ahead = number - len(self.early)
-            yield self.early[number] if ahead < 0 else self.later[ahead % len(self.later)]
+# Answers have three tokens at most, and what ends them.
+_LONGEST = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,74 +107,63 @@ class Seen:
         return self.vlm.layout(prompt)
 
 
-def happenings(artist: Artist, count: int) -> list[Happening]:
-    """Scenes as mini is trained on, drawn from a seed that training never uses; then a background without anything, which flickers."""
-    found, number = list[Happening](), 0
-    while len(found) < count:
-        rng = np.random.default_rng((_SEED, number))
-        drawn, number = clip(artist, rng), number + 1
-        asked = [qa for qa in about_clip(drawn, rng) if qa.type in ("order", "direction", "object")]
-        if not asked:
-            continue
-        qa = asked[int(rng.integers(len(asked)))]
-        still = np.asarray(artist.background(rng, drawn.frames.shape[1:3])[0]).astype(np.int64)
-        later = np.stack([np.clip(still + rng.integers(-3, 4), 0, 255) for _ in range(8)]).astype(np.uint8)
-        early, after = (torch.from_numpy(frames).permute(0, 3, 1, 2) for frames in (drawn.frames, later))
-        found.append(Happening(early, after, qa.question, qa.answer))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What came of a stream: whether the answer was exactly right, bytes held and bytes read for a token in the end, seconds and tokens."""
+    """What came of a stream: which answers were exactly right, bytes held and bytes read for a token in the end, seconds and tokens."""
 
-    right: bool
+    right: tuple[bool, ...]
     held: int
     read: int
     seconds: float
     tokens: int
 
 
-def answered(pipe: Pipeline, kv: str, happening: Happening, frames: int) -> Held:
-    """Stream so many frames into keys and values, and ask once."""
-    stream, started = pipe.stream_session(kv), time.perf_counter()
+def answered(pipe: Pipeline, kv: str, happening: Happening, frames: int, window: int) -> Held:
+    """Stream so many frames into keys and values, and ask everything of the stream as it stands then."""
+    stream, started = pipe.stream_session(kv, window=window), time.perf_counter()
     for number, pixels in enumerate(happening.frames(frames)):
         stream.push(pixels, float(number))
     seconds, cache = time.perf_counter() - started, stream.cache
-    answer = stream.ask(happening.question, max_tokens=_LONGEST)
-    return Held(answer.strip() == happening.answer, cache.nbytes, cache.read_bytes, seconds, answer.tokens.kept)
+    return Held(_right(stream, happening), cache.nbytes, cache.read_bytes, seconds, stream.kept)
 
 
-def watched(pipe: Pipeline, by: str, hold: int, happening: Happening, frames: int) -> Held:
-    """Stream them into tokens of the encoder, and ask once: all that is held goes through the decoder then."""
-    watch, started = pipe.watch(by, hold=hold), time.perf_counter()
+def watched(pipe: Pipeline, by: str, hold: int, happening: Happening, frames: int, window: int) -> Held:
+    """Stream them into tokens of the encoder: all that is held goes through the decoder at each question."""
+    watch, started = pipe.watch(by, hold=hold, window=window), time.perf_counter()
     for number, pixels in enumerate(happening.frames(frames)):
         watch.push(pixels, float(number))
     seconds, seen = time.perf_counter() - started, watch.encoded()
-    answer = pipe(seen, happening.question, max_tokens=_LONGEST, compress="identity")
+    said = (pipe(seen, qa.question, max_tokens=_LONGEST, compress="identity") for qa in happening.asked)
+    right = tuple(answer.strip() == qa.answer for answer, qa in zip(said, happening.asked, strict=True))
     size = seen.tokens.features.nbytes
-    return Held(answer.strip() == happening.answer, size, size, seconds, seen.full)
+    return Held(right, size, size, seconds, seen.full)
+
+
+def _right(stream: StreamSession, happening: Happening) -> tuple[bool, ...]:
+    """Each is asked of a fork: none disturbs the stream, or hears of another."""
+    return tuple(stream.ask(qa.question, max_tokens=_LONGEST).strip() == qa.answer for qa in happening.asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A stream at one time: frames so far, bytes held, milliseconds for each frame and tokens a second since the last time."""
+    """A stream at one time: frames so far, which answers are right, bytes held and read, tokens a second since the last time."""
 
     frames: int
+    right: tuple[bool, ...]
     held: int
     read: int
-    frame_ms: float
     tok_s: float
 
 
-def paced(pipe: Pipeline, kv: str, happening: Happening, frames: int, times: int) -> list[Pace]:
-    """Push so many frames, and look at the stream `times` times on the way."""
-    stream, found, done, tokens = pipe.stream_session(kv), list[Pace](), 0, 0
-    for number in counted("a stream that goes on", range(1, times + 1)):
+def paced(pipe: Pipeline, kv: str, happening: Happening, frames: int, times: int, window: int) -> list[Pace]:
+    """Push so many frames, and `times` times on the way look at the stream and ask it; asking takes none of the time that is told."""
+    stream, found, done, tokens = pipe.stream_session(kv, window=window), list[Pace](), 0, 0
+    for number in counted(f"a stream that goes on: {kv}", range(1, times + 1)):
         goal, started = frames * number // times, time.perf_counter()
-        for place, pixels in enumerate(happening.frames(goal - done)):
+        for place, pixels in enumerate(happening.frames(goal - done, done)):
             stream.push(pixels, float(done + place))
         seconds, read = time.perf_counter() - started, stream.kept - tokens
-        found.append(Pace(goal, stream.cache.nbytes, stream.cache.read_bytes, 1000 * seconds / (goal - done), read / seconds))
+        held = stream.cache.nbytes, stream.cache.read_bytes
+        found.append(Pace(goal, _right(stream, happening), *held, read / seconds))
         done, tokens = goal, stream.kept
     return found

@@ -22,7 +22,8 @@ ABOUT = (
     "Each line is a policy of keys and values; the columns are the shares of them that it holds, or reads. Told is {asked}, in percent of "
     "what the full cache gives, {full}. What is held in MB, what is read for each token, and the speed are those at {at:g} %."
 )
-GOING = "One stream that goes on, held by {policy}: what it holds and reads, and how fast, after so many frames."
+GOING_ON = ", going on"
+GOING = "Streams that go on: what is held and read after so many frames, how fast, and how many answers about the beginning are right."
 
 
 def memory_cards(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -58,7 +59,8 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _suite(suite: str, rows: Sequence[Row]) -> str:
     """A line for each policy that was measured beside the full cache, that one first, and below a stream without end, if there is one."""
-    scored = [row for row in rows if row["quality"] is not None and row["quality_full"] is not None]
+    going = [row for row in rows if str(row["policy"]).endswith(GOING_ON)]
+    scored = [row for row in rows if row not in going and row["quality"] is not None and row["quality_full"] is not None]
     full = next((row for row in scored if row["policy"] == "full"), None)
     parts = []
     if full is not None:
@@ -68,10 +70,8 @@ def _suite(suite: str, rows: Sequence[Row]) -> str:
         names = dict.fromkeys(str(row["policy"]) for row in scored)
         lines = [_policy(name, [row for row in scored if row["policy"] == name], full, budgets, at) for name in names]
         parts += [f'<p class="mm-about">{about}</p>', table(lines)]
-    going = [row for row in rows if row["quality"] is None]
     if going:
-        policy = html.escape(str(going[0]["policy"]).partition(",")[0])
-        parts += [f'<p class="mm-about">{GOING.format(policy=policy)}</p>', table([_going(row) for row in going])]
+        parts += [f'<p class="mm-about">{GOING}</p>', table([_going(row) for row in going])]
     return "".join(parts)
 
 
@@ -94,7 +94,10 @@ def _costs(row: Row | None) -> dict[str, str]:
 
 
 def _going(row: Row) -> dict[str, str]:
-    return {"frames": markup.number(_number(row["frames"]))} | _costs(row)
+    line = {"policy": str(row["policy"]).removesuffix(GOING_ON), "frames": markup.number(_number(row["frames"]))}
+    # results from before these streams were asked anything say nothing of it
+    right = "" if row["quality"] is None else _percent(_number(row["quality"]))
+    return line | {"right": right} | _costs(row)
 
 
 def _percent(share: float) -> str:

@@ -14,8 +14,8 @@ TITLES = {
     "text": "Long text: how likely the words that follow are (geometric mean of their probabilities)",
     "needle": "Needles: the right digits of a number hidden in a long text",
     "clip": "Long clips: right answers to questions about them",
-    "stream": "Streams: right answers about their beginning",
 }
+GOING = ", going on"
 
 
 def memory_tables() -> str:
@@ -32,9 +32,43 @@ def memory_tables() -> str:
             names = dict.fromkeys(row["policy"] for row in here if row["quality_full"] is not None and row["policy"] != "full")
             lines = [_line(name, full, [row for row in here if row["policy"] == name]) for name in names]
             parts.append(f"**{title}.** Everything held: {full['quality']:.3g}. The share of that:\n\n{table(lines)}")
+    parts += _streams([row for row in rows if row["suite"] == "stream"])
     if (ROOT / "docs" / DRAWING).is_file():
         parts.append(f"![Quality against what is held or read, for each suite]({DRAWING})")
     return "\n\n".join(parts)
+
+
+def _streams(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of short streams a line for each memory, of those that go on one for each time at which they were asked."""
+    # results from before answers were counted say nothing here
+    rows = [row for row in rows if row.get("n")]
+    short = [row for row in rows if not row["policy"].endswith(GOING)]
+    going = [row for row in rows if row["policy"].endswith(GOING)]
+    parts = []
+    if short:
+        (full,) = (row for row in short if row["policy"] == "full")
+        told = f"{full['n']} questions; everything held ({full['bytes_held'] / 1e6:.2f} MB): {_right(full)}"
+        lines = [{"policy": f"`{row['policy']}`"} | _counted(row) for row in short if row is not full]
+        parts.append(f"**Streams of {full['frames']} frames: right answers about their beginning.** {told}.\n\n{table(lines)}")
+    if going:
+        shown = f"{going[0]['n']} questions; everything held, right after what they ask about: {100 * going[0]['quality_full']:.0f} %"
+        lines = [_later(row) for row in going]
+        parts.append(f"**Streams that go on: right answers about their beginning.** {shown}.\n\n{table(lines)}")
+    return parts
+
+
+def _later(row: Mapping[str, Any]) -> dict[str, str]:
+    line = {"policy": f"`{row['policy'].removesuffix(GOING)}`", "frames": f"{row['frames']:,}"} | _counted(row)
+    return line | {"tokens a second": f"{row['tok_s']:.0f}"}
+
+
+def _counted(row: Mapping[str, Any]) -> dict[str, str]:
+    beside = "" if row["p"] is None else f"{row['better']} more, {row['worse']} fewer than `{row['against']}` (p = {row['p']:.2g})"
+    return {"right (95 % interval)": _right(row), "question by question": beside, "held, MB": f"{row['bytes_held'] / 1e6:.2f}"}
+
+
+def _right(row: Mapping[str, Any]) -> str:
+    return f"{100 * row['quality']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f})"
 
 
 def _line(name: str, full: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

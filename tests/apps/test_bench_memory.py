@@ -13,6 +13,7 @@ from mmsdk.errors import InputError
 from mmsdk.weights.bundle import Bundle
 
 KEYS = ["suite", "policy", "budget", "quality", "quality_full", "bytes_held", "bytes_read_per_token", "tok_s", "frames"]
+KEYS += ["n", "ci_low", "ci_high", "against", "better", "worse", "p"]
 
 
 def of(rows: list[dict[str, Cell]], suite: str, policy: str, key: str) -> list[float]:
@@ -33,14 +34,29 @@ def test_rows_tell_what_a_memory_keeps_and_costs(mini_bundle: Bundle, book: Path
     # the window has lost its first token, which this model leans on
     assert of(rows, "text", "window", "quality")[2] < 0.5 * full
     assert of(rows, "text", "kv-streams", "bytes_held") == of(rows, "text", "re-prefill", "bytes_held")
-    on = [row for row in rows if str(row["policy"]).endswith("going on")]
-    assert [row["frames"] for row in on] == [8, 16, 24, 32] and on[2]["bytes_held"] == on[3]["bytes_held"]
+    # streams that go on: memory that stays the same from when it is full, windows of as many bytes, and answers at every time
+    on = {name: [row for row in rows if row["policy"] == f"{name}, going on"] for name in ("h2o", "window", "streaming")}
+    for going in on.values():
+        assert [row["frames"] for row in going] == [16, 32, 48, 64] and {row["n"] for row in going} == {2}
+        assert going[2]["bytes_held"] == going[3]["bytes_held"]
+    held, *windows = (of(rows, "stream", f"{name}, going on", "bytes_held")[-1] for name in on)
+    assert all(held <= window < 1.1 * held for window in windows)
+    assert all(row["against"] in ("window", "streaming") for row in on["h2o"]) and on["window"][0]["against"] is None
+    asked = [row for row in rows if row["suite"] == "stream" and row["policy"] in ("full", "window", "watch evs")]
+    assert all(row["n"] == 2 and 2 * float(str(row["quality"])) in (0, 1, 2) for row in asked)
     assert {row["policy"] for row in rows if row["suite"] == "stream"} >= {"full", "window", "watch evs"}
     assert plot.read_text(encoding="utf-8").startswith("<svg")
 
 
 @pytest.mark.parametrize(
-    ("knobs", "hint"), [({"suites": "txt"}, "'txt' is not known"), ({"policies": "h2o+h3o"}, "'h3o'"), ({"texts": 0}, "texts")]
+    ("knobs", "hint"),
+    [
+        ({"suites": "txt"}, "'txt' is not known"),
+        ({"policies": "h2o+h3o"}, "'h3o'"),
+        ({"texts": 0}, "texts"),
+        ({"events": 8}, "8 shapes and what follows take at least 72"),
+        ({"endless": 63}, "at least 64"),
+    ],
 )
 def test_what_cannot_be_measured_is_named(knobs: dict[str, str | int], hint: str) -> None:
     with pytest.raises(InputError, match=hint):

@@ -1,5 +1,6 @@
 """What memories are measured by: shared prompts are what each memory would have read, and answers stand where they are looked for."""
 
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,13 +9,17 @@ import torch
 from torch import Tensor
 
 from mmsdk.apps.console import Cell
+from mmsdk.apps.intervals import sign_test
 from mmsdk.apps.memory.asked import Asked, needles, texts
 from mmsdk.apps.memory.carried import carried
+from mmsdk.apps.memory.happenings import happenings
 from mmsdk.apps.memory.measure import filled, measured, prompted
 from mmsdk.apps.memory.plot import drawn
+from mmsdk.apps.memory.rows import row, told
 from mmsdk.apps.memory.saved import resumed
-from mmsdk.apps.memory.streams import Remembering, happenings
+from mmsdk.apps.memory.streams import Remembering
 from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.apps.train_mini.vocabulary import COLOURS, place_of
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.errors import InputError
 from mmsdk.kv.dense import DenseCache
@@ -130,20 +135,59 @@ def test_texts_go_on_where_the_prompt_ends(small: Mini, tokenizer: TextTokenizer
 
 def test_what_happens_is_drawn_again_as_it_was(emoji: Path, photos: Path, small: Mini) -> None:
     artist = Artist(emoji, photos, held_out=True)
-    first, again = happenings(artist, 2), happenings(artist, 2)
+    first, again = happenings(artist, 2, 3, 8), happenings(artist, 2, 3, 8)
     for one, other in zip(first, again, strict=True):
-        assert torch.equal(one.early, other.early) and torch.equal(one.later, other.later) and one.question == other.question
-    frames = list(first[0].frames(20))
-    assert torch.equal(frames[7], first[0].early[7]) and torch.equal(frames[16], frames[8]) and len(frames) == 20
-    encoder, clip = Remembering(small.encoder), Video(first[0].early, torch.arange(8.0))
-    (before,), (after,) = encoder([clip]), encoder([Video(first[0].early.clone(), torch.arange(8.0))])
+        assert torch.equal(one.early, other.early) and torch.equal(one.later, other.later) and one.asked == other.asked
+    frames = list(first[0].frames(40))
+    assert torch.equal(frames[23], first[0].early[23]) and torch.equal(frames[24], frames[32]) and len(frames) == 40
+    # a stream goes on from any frame as it would have gone on
+    assert all(torch.equal(one, frames[20 + place]) for place, one in enumerate(first[0].frames(10, 20)))
+    assert not torch.equal(happenings(artist, 1, 3, 8, kind=1)[0].early, first[0].early)
+    with pytest.raises(InputError, match="1 to 8 shapes, not 9"):
+        happenings(artist, 1, 9, 8)
+    encoder, clip = Remembering(small.encoder), Video(first[0].early[:8], torch.arange(8.0))
+    (before,), (after,) = encoder([clip]), encoder([Video(first[0].early[:8].clone(), torch.arange(8.0))])
     assert after.features is before.features and len(encoder.known) == 1
     # a window that comes again later is looked at no more than one that comes at the same time
-    later = Video(first[0].early, torch.arange(8.0) + 64)
+    later = Video(first[0].early[:8], torch.arange(8.0) + 64)
     (again,), (wanted,) = encoder([later]), small.encoder([later])
     assert again.features is before.features and torch.equal(again.features, wanted.features) and torch.equal(again.times, wanted.times)
-    encoder([Video(first[0].early, torch.arange(8.0) * 2)])
+    encoder([Video(first[0].early[:8], torch.arange(8.0) * 2)])
     assert len(encoder.known) == 2
+
+
+def test_shapes_are_where_and_as_is_asked_and_no_answer_can_be_given_unseen(emoji: Path, photos: Path) -> None:
+    """Each shape in its window alone, in the colour and at the place of the answers, before the ground that stays; all evenly drawn."""
+    stories, colours, places = happenings(Artist(emoji, photos, held_out=True), 40, 4, 8), Counter[str](), Counter[str]()
+    for story in stories:
+        ground = story.later.float().mean(0)
+        answers = [(qa.type, qa.answer) for qa in story.asked]
+        assert [kind for kind, _ in answers] == ["colour", "place"] * 4 and len({qa.question for qa in story.asked}) == 8
+        assert len(set(answers)) == 8 and (story.later.float() - ground).abs().max() < 16
+        for number, (colour, place) in enumerate(zip(answers[::2], answers[1::2], strict=True)):
+            seen = story.early[8 * number : 8 * number + 8].float().mean(0)
+            there = (seen - ground).abs().amax(0) > 16
+            assert 0.01 < there.float().mean() < 0.12
+            y, x = (float(at.float().mean()) / 224 for at in there.nonzero(as_tuple=True))
+            assert place_of(x, y) == place[1]
+            inside = seen[:, there].median(1).values
+            assert all(abs(float(one) - wanted) < 24 for one, wanted in zip(inside, COLOURS[colour[1]], strict=True))
+            colours[colour[1]] += 1
+            places[place[1]] += 1
+    # 160 shapes in 11 colours and 9 places: to say the commonest of all would be right about one in five at most
+    assert max(colours.values()) < 32 > max(places.values()) and len(colours) == 11 and len(places) == 9
+
+
+def test_answers_are_counted_and_set_beside_the_best_window() -> None:
+    right, window, sinks = [True] * 9 + [False], [False] * 10, [True, False, True] + [False] * 6 + [True]
+    cells = told(right, {"window": window, "streaming": sinks})
+    assert (cells["n"], cells["against"], cells["better"], cells["worse"]) == (10, "streaming", 7, 1)
+    # Wilson's interval of 9 in 10, and the binomial's tails of 8 that differ, 7 in one direction: 2 (1 + 8) / 2^8
+    assert cells["ci_low"] == pytest.approx(0.5958, abs=1e-4) and cells["ci_high"] == pytest.approx(0.9821, abs=1e-4)
+    assert cells["p"] == pytest.approx(18 / 256) and sign_test(0, 0) == sign_test(3, 3) == 1.0 and sign_test(0, 6) == 2 / 64
+    alone = told(right)
+    assert alone["n"] == 10 and alone["p"] is alone["against"] is None
+    assert list(row("text", "full", 1.0, (0.5, 0.5), 8.5, 4.5, 2.0))[-len(alone) :] == list(alone) and set(told().values()) == {None}
 
 
 def test_a_run_that_is_broken_off_goes_on_with_the_suite_that_it_stood_at(tmp_path: Path) -> None:
@@ -174,6 +218,7 @@ def test_the_picture_has_a_panel_for_every_suite_and_a_line_for_every_policy() -
         for budget in (0.5, 0.25)
     ]
     odd = [{"suite": "text", "policy": "full", "budget": 1.0, "quality": 0.8, "quality_full": 0.8}, {**rows[0], "quality": None}]
+    odd.append({**rows[0], "policy": "window, going on", "budget": 0.003})
     odd.append({**rows[0], "policy": "kv-streams", "budget": 0.13, "quality_full": None})
     root = ElementTree.fromstring(drawn([*rows, *odd]))
     name = "{http://www.w3.org/2000/svg}"
