@@ -1,4 +1,4 @@
-"""Blocks of vision transformers in C++ (`mmsdk.kernels.cpu.block`), where this machine has AMX and the block allows it.
+"""Blocks of vision transformers in C++ (`mmsdk.kernels.cpu.block`), where this machine and the block allow it.
 
 torch's bfloat16 product brings every weight into another layout first, at every call, which for a picture of some hundred patches costs
 as much as the product. Here weights are read as they lie, and norms, activations and residual connections happen on the way.
@@ -38,7 +38,7 @@ class Native:
 
         `linears` are qkv, o, up and down; a norm stands in front of either half; `scales`, if any, are those of both updates by channel.
         """
-        if x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.is_grad_enabled() or not x.numel() or not prompt.tiled():
+        if x.dtype != torch.bfloat16 or x.device.type != "cpu" or torch.is_grad_enabled() or not x.numel() or not prompt.ready():
             return None
         maps, plain = [one for one in linears if type(one) is nn.Linear], [one for one in norms if type(one) is nn.LayerNorm]
         if len(maps) < len(linears) or len(plain) < len(norms) or len({one.eps for one in plain}) > 1:

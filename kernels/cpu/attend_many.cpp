@@ -1,4 +1,4 @@
-// attend_many: attention of many queries at one time, on a processor with AMX.
+// attend_many: attention of many queries at one time, in products of tiles.
 //
 // Scores lie with a query in each lane, so that a softmax goes down them, and what it leaves is a right operand already. Letters: b rows of
 // the batch, h heads over g of keys and values, d the width of a head, s queries, t entries.
@@ -18,7 +18,7 @@ struct Strides {
 struct Attention {
     const bf16 *queries, *keys, *values, *bias;
     Strides query, key, value, biased;
-    long b, h, g, s, t, d, behind;
+    long b, h, g, s, t, d, behind, tiles;
     float scale;
 };
 
@@ -108,13 +108,14 @@ Span turned_bias(const Attention &a, long row, long query, long start, long coun
 void look(const Attention &a, const Packed &packed, const Bench &bench, const bf16 *keys, const bf16 *values, long query, long start,
           long first, long last, bool begun, __m512 (&most)[2], __m512 (&all)[2]) {
     const long steps = packed.steps, channels = packed.channels, count = std::min(a.t - start, last);
+    const bool tiles = a.tiles && tiles_allowed();
     const float scale = a.scale * LOG2E;
     const __m512 by = _mm512_set1_ps(scale), none = _mm512_set1_ps(-INFINITY);
     __m512 top[2] = {none, none};
     for (long j = first; j < last; j += 32) {
         const bf16 *k = keys + (start + j) / 16 * steps * SIZE;
         const bf16 *q = bench.queries;
-        four<false>(k, k + steps * SIZE, 64, SIZE, q, q + steps * SIZE, SIZE, steps, bench.scores + j * PAIR, [](long) {});
+        four<false>(tiles, PAIR, k, k + steps * SIZE, 64, SIZE, q, q + steps * SIZE, SIZE, steps, bench.scores + j * PAIR, [](long) {});
     }
     for (long j = first; j < last; j++) {
         float *scores = bench.scores + j * PAIR;
@@ -156,7 +157,7 @@ void look(const Attention &a, const Packed &packed, const Bench &bench, const bf
         const bf16 *v = values + ((start + first) / 32 * channels + c) * SIZE, *p = bench.shares + first * 16;
         const auto add = [&](auto more) {
             float *sums = bench.sums + c * 16 * PAIR;
-            four<more()>(v, v + SIZE, 64, channels * SIZE, p, p + ENTRIES * 16, SIZE, (last - first) / 32, sums, [](long) {});
+            four<more()>(tiles, PAIR, v, v + SIZE, 64, channels * SIZE, p, p + ENTRIES * 16, SIZE, (last - first) / 32, sums, [](long) {});
         };
         begun ? add(std::true_type()) : add(std::false_type());
     }

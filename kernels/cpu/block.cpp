@@ -1,4 +1,4 @@
-// A block of a vision transformer for the many rows of its pictures, on a processor with AMX: everything but attention.
+// A block of a vision transformer for the many rows of its pictures: everything but attention.
 //
 // block_project: x -> norm -> q k v.    block_add: x + s o(seen).    block_feed: x + s down(act(up(norm(x)))), s a scale for each channel.
 //

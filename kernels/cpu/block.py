@@ -1,11 +1,11 @@
-"""A block of a vision transformer on a processor with AMX: all but its attention, for which there is `mmsdk.kernels.cpu.prompt.attend`.
+"""A block of a vision transformer for many rows: all but its attention, for which there is `mmsdk.kernels.cpu.prompt.attend`.
 
     qkv = project(block, x)         # [m, 3 width], of the normalised stream
     x = add(block, x, seen)         # [m, width], seen is what the heads saw, side by side
     x = feed(block, x)              # [m, width]
 
 Everything is bfloat16, summed in float32 and rounded where these functions give it back, and in what the MLP has inside. Weights are read
-as they lie. All of it needs `prompt.tiled()`, and a block that `fits`.
+as they lie. All of it needs `prompt.ready()`, and a block that `fits`.
 """
 
 import ctypes

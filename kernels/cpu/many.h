@@ -1,4 +1,4 @@
-// What products and attention of many rows share: memory that is kept, and what tiles do four at a time.
+// What products and attention of many rows share: memory that is kept, and four products of tiles at a time.
 
 #pragma once
 
@@ -24,11 +24,10 @@ struct Kept {
     }
 };
 
-// c[32][32] = two tiles of a, one below the other, times two of b, one beside the other, over so many steps of 32 columns. What is to be
-// done meanwhile, `aside` does at every step: tiles leave the other units idle.
+// The same as `four` by tiles of AMX, which leave the other units idle, so that `aside` runs between them.
 template <bool MORE, class Aside>
-void four(const bf16 *a, const bf16 *below, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step, long steps, float *c,
-          Aside aside) {
+void four_by_tiles(const bf16 *a, const bf16 *below, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step, long steps,
+                   float *c, Aside aside) {
     float *under = c + 16 * PAIR;
     if (MORE) {
         TILE_LOAD(0, c, 4 * PAIR);
@@ -56,6 +55,49 @@ void four(const bf16 *a, const bf16 *below, long bytes, long a_step, const bf16 
     TILE_STORE(1, c + 16, 4 * PAIR);
     TILE_STORE(2, under, 4 * PAIR);
     TILE_STORE(3, under + 16, 4 * PAIR);
+}
+
+// Eight rows of it by vectors: a pair of a's columns in every lane, times the pair of sixteen rows of b. Sixteen sums are enough that none
+// waits for the one before, and eight rows as far apart as a large power of two still lie in the nearest cache together.
+template <bool MORE>
+void eight_by_vectors(const bf16 *a, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step, long steps, float *c) {
+    __m512 left[8], right[8];
+    for (int r = 0; r < 8; r++) {
+        left[r] = MORE ? _mm512_load_ps(c + r * PAIR) : _mm512_setzero_ps();
+        right[r] = MORE ? _mm512_load_ps(c + r * PAIR + 16) : _mm512_setzero_ps();
+    }
+    for (long i = 0; i < steps; i++)
+        for (long pairs = 0; pairs < 16; pairs++) {
+            const long at = i * b_step + pairs * 32;
+            const __m512bh one = pair(_mm512_load_si512(b + at)), two = pair(_mm512_load_si512(beside + at));
+            for (int r = 0; r < 8; r++) {
+                int both;
+                __builtin_memcpy(&both, (const char *)(a + i * a_step + 2 * pairs) + r * bytes, 4);
+                const __m512bh every = pair(_mm512_set1_epi32(both));
+                left[r] = _mm512_dpbf16_ps(left[r], every, one);
+                right[r] = _mm512_dpbf16_ps(right[r], every, two);
+            }
+        }
+    for (int r = 0; r < 8; r++) {
+        _mm512_store_ps(c + r * PAIR, left[r]);
+        _mm512_store_ps(c + r * PAIR + 16, right[r]);
+    }
+}
+
+// c[32][32] = two tiles of a, one below the other, times two of b, one beside the other, over so many steps of 32 columns, added to what c
+// holds where there is MORE; only the first `rows` of c are wanted. By `tiles` of AMX, or by vectors, which read the same operands. What else
+// is to be done, `aside` does at every step.
+template <bool MORE, class Aside>
+void four(bool tiles, long rows, const bf16 *a, const bf16 *below, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step,
+          long steps, float *c, Aside aside) {
+    if (tiles) {
+        four_by_tiles<MORE>(a, below, bytes, a_step, b, beside, b_step, steps, c, aside);
+        return;
+    }
+    for (long r = 0; r < rows; r += 8)
+        eight_by_vectors<MORE>((const bf16 *)((const char *)(r < 16 ? a : below) + r % 16 * bytes), bytes, a_step, b, beside, b_step, steps,
+                               c + r * PAIR);
+    for (long i = 0; i < steps; i++) aside(i);
 }
 
 // Lanes of `even` and `odd` by turns.

@@ -1,4 +1,4 @@
-// Products of a matrix with many rows of x, by tiles of AMX, summed in float32.
+// Products of a matrix with many rows of x, by tiles of AMX or by vectors, summed in float32.
 //
 // Weights stay as they are for decoding. Some of their rows at a time are laid across (int8 and int4 become bfloat16 on the way) into a
 // panel near the core, which all rows of x then meet. Letters: m rows of x, n rows of a matrix, k columns.
@@ -118,6 +118,7 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
     const auto row = [=](long t) { return t < tiles ? row_of(t) : a.rows; };
     Taken both[2];
     for (Taken &one : both) one.rows = one.left = one.right = 0;
+    const bool by_tiles = a.tiles && tiles_allowed();
     long turn = 0;
     const long each = (PAIR + steps - 1) / steps;
     const auto take_rows = [&](const Taken &done, const Columns &left, const Columns &right, long from, long to) {
@@ -136,8 +137,8 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
                 const bf16 *b = panel + t * k * TILE;
                 const Taken &done = both[turn ^ 1];
                 const Columns left(a, done.left), right(a, done.right);
-                four<false>(from, from + 16 * k, 2 * k, 32, b, first + t + 1 < tiles ? b + k * TILE : b, SIZE, steps, both[turn].c,
-                            [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); });
+                four<false>(by_tiles, rows, from, from + 16 * k, 2 * k, 32, b, first + t + 1 < tiles ? b + k * TILE : b, SIZE, steps,
+                            both[turn].c, [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); });
                 both[turn].begin = block * PAIR, both[turn].rows = rows;
                 both[turn].left = row(first + t), both[turn].right = row(first + t + 1);
             }

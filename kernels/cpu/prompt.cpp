@@ -1,4 +1,4 @@
-// A decoder layer for the many rows of a prompt, on a processor with AMX: products of tiles, and everything on the way but attention.
+// A decoder layer for the many rows of a prompt: products of tiles, and everything on the way but attention.
 //
 // project_many: x -> norm -> q k v, q and k turned.    finish_many: o, residual, norm, gated MLP, residual.
 //
@@ -35,8 +35,6 @@ void turned(bf16 *head, const bf16 *cosine, const bf16 *sine, float scale, long 
 }  // namespace
 
 extern "C" {
-
-long prompts() { return tiles_allowed(); }
 
 // out[m, n] = x[m, k] a^T + bias.
 void product_many(const Matrix *a, const bf16 *x, bf16 *out, long m) {

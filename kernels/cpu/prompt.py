@@ -1,4 +1,4 @@
-"""A decoder layer for the many rows of a prompt, and attention of many queries, on a processor with AMX.
+"""A decoder layer for the many rows of a prompt, and attention of many queries: by tiles on a processor with AMX, else by vectors.
 
     qkv = project(layer, x, cos, sin)                    # [m, h + 2 g, d]
     seen = attend(query, keys, values, behind, biases)   # [b, h, s, d], a view of [b, s, h, d]
@@ -6,11 +6,10 @@
     out = product(matrix, x)                             # [m, n]
 
 Everything is bfloat16, summed in float32 and rounded where these functions give it back. Weights are read as they lie for decoding, and are
-not copied. All of it needs `tiled()`, and rows that `fits`, `takes` or `attends` says it has.
+not copied. All of it needs `ready()`, and rows that `fits`, `takes` or `attends` says it has.
 """
 
 import ctypes
-from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -20,7 +19,7 @@ from mmsdk.kernels.cpu.layer import Layer
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix
 
-__all__ = ["attend", "attends", "finish", "fits", "product", "project", "takes", "tiled"]
+__all__ = ["attend", "attends", "finish", "fits", "product", "project", "ready", "takes"]
 
 # Columns of a tile; no head has more channels than this.
 _STEP, _WIDEST = 32, 256
@@ -32,16 +31,14 @@ class _Attention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "bias")),
         *((name, ctypes.c_long * 3) for name in ("query", "key", "value", "biased")),
-        *((name, ctypes.c_long) for name in ("b", "h", "g", "s", "t", "d", "behind")),
+        *((name, ctypes.c_long) for name in ("b", "h", "g", "s", "t", "d", "behind", "tiles")),
         ("scale", ctypes.c_float),
     ]
 
 
-@cache
-def tiled() -> bool:
-    """Whether there is the library and a processor with AMX, which the system lends."""
-    functions = library().functions
-    return functions is not None and bool(functions.prompts())
+def ready() -> bool:
+    """Whether there is the library."""
+    return library().functions is not None
 
 
 def _functions() -> ctypes.CDLL:
@@ -89,7 +86,7 @@ def attends(query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b g t e"], val
     """Whether `attend` is for these: several bfloat16 queries without gradients, and entries as wide as they."""
     alike = all(x.dtype == torch.bfloat16 and x.device.type == "cpu" and x.stride(-1) == 1 for x in (query, keys, values))
     sizes = query.shape[2] > 1 and keys.shape[2] > 0 and query.shape[3] == keys.shape[3] == values.shape[3] <= _WIDEST
-    return alike and sizes and not torch.is_grad_enabled() and tiled()
+    return alike and sizes and not torch.is_grad_enabled() and ready()
 
 
 def attend(
@@ -98,10 +95,12 @@ def attend(
     values: Float[Tensor, "b g t d"],
     behind: int,
     biases: tuple[Float[Tensor, "#b 1 s t"], ...] = (),
+    tiles: bool = True,
 ) -> Float[Tensor, "b h s d"]:
     """softmax(q k^T / sqrt(d) + bias) v over the entries 0 to i + behind of query i; a bias, bfloat16, alone says what is seen.
 
-    Heads share keys and values in order. A query that sees nothing gets 0. `attends` must hold.
+    Heads share keys and values in order. A query that sees nothing gets 0. Without `tiles` it goes by vectors where there is AMX too.
+    `attends` must hold.
     """
     (b, h, s, d), (g, t) = query.shape, keys.shape[1:3]
     out = query.new_empty(b, s, h, d)
@@ -111,6 +110,6 @@ def attend(
         assert bias.dtype == torch.bfloat16 and bias.stride(3) == 1 and bias.shape[2:] == (s, t), "a bfloat16 bias of this size"
         fields.biased = (bias.stride(0) if len(bias) > 1 else 0, 0, bias.stride(2))
     fields.b, fields.h, fields.g, fields.s, fields.t, fields.d, fields.behind = b, h, g, s, t, d, behind
-    fields.scale = d**-0.5
+    fields.tiles, fields.scale = tiles, d**-0.5
     _functions().attend_many(ctypes.byref(fields), out.data_ptr())
     return out.transpose(1, 2)

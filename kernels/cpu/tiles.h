@@ -48,12 +48,14 @@ struct alignas(64) TileShape {
 };
 
 // Registers 0 to 5, sums and left operands, of so many rows; 6 and 7, right operands, of sixteen. Others in this process (torch's
-// products) set them once and believe that they stay so: the shape that was there before comes back at the end.
+// products) set them once and believe that they stay so: the shape that was there before comes back at the end. Nothing happens where they
+// are not allowed.
 class Tiles {
     TileShape before;
 
   public:
     explicit Tiles(long rows) {
+        if (!tiles_allowed()) return;
         TileShape ours;
         std::fill_n(ours.bytes, 8, 64);
         std::fill_n(ours.rows, 6, (uint8_t)rows);
@@ -62,7 +64,9 @@ class Tiles {
         TILE_WORD("ldtilecfg %0" ::"m"(ours));
     }
     Tiles(const Tiles &) = delete;
-    ~Tiles() { TILE_WORD("ldtilecfg %0" ::"m"(before)); }
+    ~Tiles() {
+        if (tiles_allowed()) TILE_WORD("ldtilecfg %0" ::"m"(before));
+    }
 };
 
 // Sixteen by sixteen of 32 bits, rows for columns.

@@ -22,7 +22,7 @@ _SHORT = 512
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """torch's fused attention, or tiles: in C++ (`mmsdk.kernels.cpu.prompt`) for several queries in bfloat16 on a processor with AMX, in
+    """torch's fused attention, or tiles: in C++ (`mmsdk.kernels.cpu.prompt`) for several queries in bfloat16 where there is its library, in
     Triton (`mmsdk.attention.tiled`) for several queries where it runs, and where some of what stands before them is hidden.
 
     Plain matrix products where those are faster: gradients, CPU, a half-size dtype, at most 512 entries.

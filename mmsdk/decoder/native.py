@@ -115,7 +115,7 @@ class NativeStep:
         """Whether these are a few single tokens, or a prompt's, that need no gradients, in front of a layer that has such a step."""
         if _takes(x):
             return self.made is not None
-        return rows.here(x) and prompt.tiled() and (made := self.made) is not None and prompt.fits(made)
+        return rows.here(x) and prompt.ready() and (made := self.made) is not None and prompt.fits(made)
 
     def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s w"]:
         """As the layer itself."""

@@ -1,4 +1,4 @@
-"""The many tokens of a prompt through a layer in C++ (`mmsdk.kernels.cpu.prompt`), where this machine has AMX and the layer allows it.
+"""The many tokens of a prompt through a layer in C++ (`mmsdk.kernels.cpu.prompt`), where this machine and the layer allow it.
 
 Products read the weights as they lie for decode steps, whether bfloat16, int8 or int4. The cache and the layer's own attention stand in
 between, so that every cache, mask and way of attention goes with it: pages, prefixes, padding, windows, policies.

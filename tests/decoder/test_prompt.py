@@ -15,7 +15,7 @@ from mmsdk.kernels.cpu import prompt
 from mmsdk.kv.memory import Shape, memory_of
 from mmsdk.quant.types import Quantize
 
-pytestmark = pytest.mark.skipif(not prompt.tiled(), reason="no AMX here, or no compiler")
+pytestmark = pytest.mark.skipif(not prompt.ready(), reason="no AVX-512 BF16 here, or no compiler")
 
 CONFIG = DecoderConfig(vocabulary=80, width=96, layers=3, heads=4, kv_heads=2, head_dim=32, inner=128, context=256)
 SHAPES = {

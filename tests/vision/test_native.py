@@ -11,7 +11,7 @@ from mmsdk.vision.taps import Taps
 from mmsdk.vision.tower import Tower, TowerConfig
 from mmsdk.vision.vit import ViT, ViTConfig
 
-needs_tiles = pytest.mark.skipif(not prompt.tiled(), reason=f"no AMX here, or {library().state}")
+needs_tiles = pytest.mark.skipif(not prompt.ready(), reason=library().state)
 CONFIG = ViTConfig(width=64, layers=3, heads=2, hidden=96, patch=8, grid=4)
 TAPS = Taps(hidden=(1,), keys=(-1,), first_rows=(-1,), mean_rows=(0,))
 
@@ -25,7 +25,7 @@ def seeded(module: nn.Module) -> nn.Module:
 
 def off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and attention by torch."""
-    monkeypatch.setattr(prompt, "tiled", lambda: False)
+    monkeypatch.setattr(prompt, "ready", lambda: False)
 
 
 def apart(found: Tensor, expected: Tensor) -> float:

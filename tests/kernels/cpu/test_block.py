@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from mmsdk.kernels.cpu import block, matrix, prompt
 from mmsdk.kernels.cpu.library import library
 
-pytestmark = pytest.mark.skipif(not prompt.tiled(), reason=f"no AMX here, or {library().state}")
+pytestmark = pytest.mark.skipif(not prompt.ready(), reason=library().state)
 
 GENERATOR = torch.Generator().manual_seed(0)
 ACTIVATIONS = {

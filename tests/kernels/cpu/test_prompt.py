@@ -10,7 +10,7 @@ from mmsdk.kernels.cpu.library import library
 from mmsdk.quant.int4 import Int4
 from mmsdk.quant.int8 import Int8
 
-pytestmark = pytest.mark.skipif(not prompt.tiled(), reason=f"no AMX here, or {library().state}")
+pytestmark = pytest.mark.skipif(not prompt.ready(), reason=library().state)
 
 GENERATOR = torch.Generator().manual_seed(0)
 
