@@ -13,7 +13,7 @@ anew.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmsdk.kv.held import agreeing
 from mmsdk.kv.memory import RoundedMemory
@@ -34,8 +34,16 @@ class Pool:
     """Blocks for rows of up to `tokens` tokens, with so many answers of so many tokens at one time."""
 
     store: RoundedPages
+    shape: Shape
     tokens: int
     answers: tuple[int, int]
+
+    @staticmethod
+    def of(memory: RoundedMemory, shape: Shape, tokens: int, answers: tuple[int, int]) -> "Pool":
+        """Blocks for one such row, and for what is kept of earlier turns beside it."""
+        recent, old = memory.blocks(1, tokens, *answers)
+        kept, _ = memory.blocks(1, min(tokens, memory.window))
+        return Pool(memory.store(shape, recent + STATES * kept, old), shape, tokens, answers)
 
     def holds(self, memory: RoundedMemory, most: int, copies: int, room: int, aged: int) -> bool:
         """Whether a row of up to `most` tokens, `aged` blocks of which are here already, has room beside what is kept."""
@@ -67,6 +75,15 @@ class HeldRounded:
         self._now: tuple[tuple[PagedCache, Pool], ...] = ()
         self._keys: list[bytes] = []
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "HeldRounded":
+        """The conversation as it stands, in blocks of its own."""
+        other = HeldRounded(self._memory)
+        other._turns = self._turns
+        for state in self._states[-1:]:
+            pool = Pool.of(self._memory, state.pool.shape, state.pool.tokens, state.pool.answers)
+            other._states = (replace(state, cache=state.cache.moved(pool.store), pool=pool),)
+        return other
+
     @property
     def page(self) -> int:
         """Every token can be found again."""
@@ -90,6 +107,8 @@ class HeldRounded:
     ) -> tuple[KVCache, list[int]]:
         """See `Memory`. Raises ValueError for more prompts than one."""
         (mine,), most = keys, max(capacities)
+        # blocks are set aside ahead: for a conversation twice as long as this, which then moves on
+        ahead = 2 * most
         # whoever was broken off may still be held by the traceback of it
         for cache, _ in self._now:
             cache.release()
@@ -100,10 +119,10 @@ class HeldRounded:
             if known:
                 pool = state.pool
                 if not pool.holds(self._memory, most, copies, room, cache.aged):
-                    pool = self._pool(shape, most, copies, room)
+                    pool = Pool.of(self._memory, shape, ahead, (copies, room))
                     cache = cache.moved(pool.store)
                 return self._begun(cache, pool, known)
-        pool = self._pool(shape, most, copies, room)
+        pool = Pool.of(self._memory, shape, ahead, (copies, room))
         return self._begun(PagedCache.empty(pool.store, 1), pool, 0)
 
     def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
@@ -125,9 +144,3 @@ class HeldRounded:
     def _begun(self, cache: PagedCache, pool: Pool, known: int) -> tuple[KVCache, list[int]]:
         self._now = ((cache, pool),)
         return cache, [known]
-
-    def _pool(self, shape: Shape, most: int, copies: int, room: int) -> Pool:
-        """Blocks that are set aside ahead: for a conversation twice as long as this, which then moves on."""
-        recent, old = self._memory.blocks(1, 2 * most, copies, room)
-        kept, _ = self._memory.blocks(1, min(2 * most, self._memory.window))
-        return Pool(self._memory.store(shape, recent + STATES * kept, old), 2 * most, (copies, room))
