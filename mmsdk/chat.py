@@ -27,6 +27,7 @@ from mmsdk.encoded import Given
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.held import HeldMemory
+from mmsdk.kv.held_rounded import HeldRounded
 from mmsdk.kv.memory import DenseMemory, RoundedMemory
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt, Text, Turn, written
@@ -93,7 +94,7 @@ class Chat:
     @system.setter
     def system(self, words: str | None) -> None:
         self._system = _checked(words)
-        self._state += 1
+        self._changed(0)
 
     @overload
     def __call__(self, question: str, /, *, config: GenerationConfig | None = ...) -> Answer: ...
@@ -143,12 +144,18 @@ class Chat:
         place = self._place(turn)
         gone = self._turns[place]
         self._turns = self._turns[:place] + self._turns[place + 1 :]
-        self._state += 1
+        self._changed(place)
         return gone
 
     def undo(self) -> Exchange:
         """Take the last turn out. Raises InputError where there is none."""
         return self.drop(-1)
+
+    def _changed(self, turns: int) -> None:
+        """Only the first so many turns stand as they stood."""
+        self._state += 1
+        if isinstance(self._recall.memory, HeldMemory | HeldRounded):
+            self._recall.memory.dropped(turns)
 
     def _place(self, turn: int) -> int:
         count = len(self._turns)
@@ -166,6 +173,8 @@ class Chat:
         settings = _settings(config, self.config)
         checked(self._vlm, settings)
         self._state += 1
+        if isinstance(self._recall.memory, HeldMemory | HeldRounded):
+            self._recall.memory.behind(len(before))
         try:
             stream = streamed(self._vlm, self._compression, ([], talk), settings, self._recall, self._worn)
         except InputError as error:
@@ -183,7 +192,7 @@ class Chat:
             yield piece
         answer = stream.answer
         self._turns = (*before, Exchange(asked, answer))
-        if isinstance(self._recall.memory, HeldMemory):
+        if isinstance(self._recall.memory, HeldMemory | HeldRounded):
             self._recall.memory.said(answer.ids)
         return answer
 
@@ -196,8 +205,9 @@ def _held(recall: Recall) -> Recall:
     memory = recall.memory
     if memory.page:
         return recall
-    held = HeldMemory(memory) if isinstance(memory, DenseMemory | RoundedMemory) else memory
-    return Recall(held, Sights(SIGHTS), recall.tenant)
+    if isinstance(memory, RoundedMemory):
+        return Recall(HeldRounded(memory), Sights(SIGHTS), recall.tenant)
+    return Recall(HeldMemory() if isinstance(memory, DenseMemory) else memory, Sights(SIGHTS), recall.tenant)
 
 
 def _asked(media: Given | Sequence[Given], question: str | None) -> Prompt:

@@ -262,7 +262,7 @@ class Pipeline:
     def stream(
         self,
         media: Given | Sequence[Given],
-        question: str,
+        question: str | None = None,
         *,
         max_tokens: int = 128,
         temperature: float = 0.0,
@@ -287,8 +287,9 @@ class Pipeline:
     ) -> Stream:
         """The same answer in pieces, as they become certain; the pieces joined are the answer. That of several beams is one piece.
 
-        Errors are raised here, at once; only scores that are not finite, and a form that cannot be followed further, end the stream later,
-        with a ModelError or an InputError where they occur.
+        Without a question the error tells what is missing, or the form in which what chat messages say is to be written. Errors are raised
+        here, at once; only scores that are not finite, and a form that cannot be followed further, end the stream later, with a ModelError
+        or an InputError where they occur.
         """
         config = GenerationConfig(
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,
@@ -297,6 +298,9 @@ class Pipeline:
         checked(self.vlm, config)
         steps = self.compression if compress is None else compression(compress)
         worn = self.adapters.worn(adapter, 1)
+        if question is None:
+            refuse_messages(media)
+            raise InputError('the question is missing; write pipe.stream("photo.jpg", "What is it?")', item="question")
         return streamed(self.vlm, steps, (media, question), config, self.recall, worn)
 
     @door

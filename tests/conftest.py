@@ -6,7 +6,8 @@ set it fails, because there a skip would hide that nothing real was tested.
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
+from mmsdk.vision.types import Image
 from mmsdk.vision.vit import ViT, ViTConfig
 from mmsdk.weights.bundle import Bundle, bundle, pull
 from mmsdk.weights.gguf_file import read_file
@@ -98,6 +100,31 @@ def small(mini_language: Path) -> Mini:
     vit, projector, decoder = parts
     encoder = Encoder(Dinov2(vit), Preprocess(area=16))
     return Mini("small", encoder, projector, decoder, tokenizer_of(read_file(mini_language).metadata), context=512)
+
+
+@pytest.fixture(scope="session")
+def picture() -> Callable[[int], Image]:
+    """A function from a seed to a picture of noise, 56x56 pixels."""
+
+    def drawn(seed: int) -> Image:
+        generator = torch.Generator().manual_seed(seed)
+        return Image(torch.randint(0, 256, (3, 56, 56), dtype=torch.uint8, generator=generator), f"picture {seed}")
+
+    return drawn
+
+
+@pytest.fixture(scope="session")
+def read() -> Callable[[Mini], AbstractContextManager[list[tuple[int, int]]]]:
+    """A function from a model to the rows and tokens of everything that goes through its decoder while the `with` lasts."""
+
+    @contextmanager
+    def reading(vlm: Mini) -> Iterator[list[tuple[int, int]]]:
+        seen: list[tuple[int, int]] = []
+        hook = vlm.decoder.layers[0].register_forward_pre_hook(lambda _, given: seen.append((given[0].shape[0], given[0].shape[1])))
+        yield seen
+        hook.remove()
+
+    return reading
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Several answers to one question, log-probabilities, penalties and time, through the pipeline: whole, in pieces and in the engine."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 
 import pytest
@@ -19,25 +19,13 @@ from mmsdk.serve.engine import Engine
 from mmsdk.stages import Clock, lay_out
 from mmsdk.vision.types import Image
 
+Draw = Callable[[int], Image]
+Read = Callable[[Mini], AbstractContextManager[list[tuple[int, int]]]]
 LONG = "Which of all the things that can be seen there is the largest one, and which one is the smallest? " * 8
 
 
-def picture(seed: int) -> Image:
-    generator = torch.Generator().manual_seed(seed)
-    return Image(torch.randint(0, 256, (3, 56, 56), dtype=torch.uint8, generator=generator), f"picture {seed}")
-
-
-@contextmanager
-def read(small: Mini) -> Iterator[list[tuple[int, int]]]:
-    """The rows and tokens of everything that goes through the decoder meanwhile."""
-    seen: list[tuple[int, int]] = []
-    hook = small.decoder.layers[0].register_forward_pre_hook(lambda _, given: seen.append((given[0].shape[0], given[0].shape[1])))
-    yield seen
-    hook.remove()
-
-
 @pytest.mark.parametrize("kv", ["dense", "paged", "int4"])
-def test_several_answers_are_those_of_their_seeds_and_the_prompt_is_read_once(small: Mini, kv: str) -> None:
+def test_several_answers_are_those_of_their_seeds_and_the_prompt_is_read_once(small: Mini, kv: str, picture: Draw, read: Read) -> None:
     """Beyond what is kept exactly; more answers than rows run together; those of exact kinds are a dense pipeline's."""
     pipe, plain = Pipeline(small, compression("uniform:8"), 2, recalling(kv)), Pipeline(small, compression("uniform:8"))
     with read(small) as seen:
@@ -51,7 +39,7 @@ def test_several_answers_are_those_of_their_seeds_and_the_prompt_is_read_once(sm
         assert pipe.recall.memory.held == 0
 
 
-def test_one_answer_and_greedy_ones_come_as_a_list_too(small: Mini) -> None:
+def test_one_answer_and_greedy_ones_come_as_a_list_too(small: Mini, picture: Draw) -> None:
     pipe = Pipeline(small)
     one = pipe(picture(0), "What is it?", max_tokens=6)
     assert pipe(picture(0), "What is it?", max_tokens=6, n=1) == [one]
@@ -77,7 +65,7 @@ def test_scores_that_are_not_finite_fail_several_answers_as_they_fail_one(small:
         small.decoder.norm.weight.copy_(before)
 
 
-def test_logprobs_are_the_same_whole_in_pieces_in_a_batch_and_in_the_engine(small: Mini) -> None:
+def test_logprobs_are_the_same_whole_in_pieces_in_a_batch_and_in_the_engine(small: Mini, picture: Draw) -> None:
     """Of every token, stop string included, and of the distribution as it was before temperature and penalties."""
     pipe, words, whole = Pipeline(small), "What is it?", {"max_tokens": 8, "logprobs": 3}
     answer = pipe(picture(0), words, max_tokens=8, logprobs=3)
@@ -107,7 +95,7 @@ PENALISED = [
 ]
 
 
-def test_penalties_are_the_same_whole_in_pieces_in_a_batch_and_in_the_engine(small: Mini) -> None:
+def test_penalties_are_the_same_whole_in_pieces_in_a_batch_and_in_the_engine(small: Mini, picture: Draw) -> None:
     """In the engine also where a request is set aside and read again."""
     pipe, items, found = Pipeline(small), [(picture(0), "What is it? What is it?"), ([], "Say on.")], set[tuple[str, ...]]()
     for settings in PENALISED:
@@ -123,7 +111,7 @@ def test_penalties_are_the_same_whole_in_pieces_in_a_batch_and_in_the_engine(sma
     assert len({*found, tuple(pipe(*item, max_tokens=9) for item in items)}) == 4  # type: ignore[call-overload]
 
 
-def test_of_a_prompt_its_words_are_heard_and_its_pictures_are_not(small: Mini) -> None:
+def test_of_a_prompt_its_words_are_heard_and_its_pictures_are_not(small: Mini, picture: Draw) -> None:
     clock = Clock(torch.device("cpu"))
     (row,) = lay_out(small, compression("identity"), [([picture(0), picture(1)], "What?")], 4, clock).rows.values()
     assert list(row.words) == [1, *small.tokenizer.encode("Question: What?\nAnswer:")] and len(row.embeddings) == 32 + len(row.words)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -24,32 +24,22 @@ from mmsdk.recall import recalling
 from mmsdk.serve.engine import Engine
 from mmsdk.vision.types import Image
 
+Draw = Callable[[int], Image]
+Read = Callable[[Mini], AbstractContextManager[list[tuple[int, int]]]]
 LONG = "Which of all the things that can be seen there is the largest one, and which one is the smallest? " * 8
 BEAMS: dict[str, Any] = {"num_beams": 3, "max_tokens": 6}
 
 
-def picture(seed: int) -> Image:
-    generator = torch.Generator().manual_seed(seed)
-    return Image(torch.randint(0, 256, (3, 56, 56), dtype=torch.uint8, generator=generator), f"picture {seed}")
-
-
-@contextmanager
-def read(small: Mini) -> Iterator[list[tuple[int, int]]]:
-    """The rows and tokens of everything that goes through the decoder meanwhile."""
-    seen: list[tuple[int, int]] = []
-    hook = small.decoder.layers[0].register_forward_pre_hook(lambda _, given: seen.append((given[0].shape[0], given[0].shape[1])))
-    yield seen
-    hook.remove()
-
-
 @pytest.fixture(scope="module")
-def best(small: Mini) -> list[Answer]:
+def best(small: Mini, picture: Draw) -> list[Answer]:
     """The answers of three beams to a long question."""
     return Pipeline(small, compression("uniform:8"))(picture(0), LONG, n=3, **BEAMS)
 
 
 @pytest.mark.parametrize("kv", ["dense", "paged", "int4", "snapkv:0.5", "tiered:0.5"])
-def test_several_answers_are_the_best_of_all_beams_and_the_prompt_is_read_once(small: Mini, best: list[Answer], kv: str) -> None:
+def test_several_answers_are_the_best_of_all_beams_and_the_prompt_is_read_once(
+    small: Mini, best: list[Answer], kv: str, picture: Draw, read: Read
+) -> None:
     pipe = Pipeline(small, compression("uniform:8"), 2, recalling(kv))
     with read(small) as seen:
         answers = pipe(picture(0), LONG, n=3, **BEAMS)
@@ -66,7 +56,7 @@ def test_several_answers_are_the_best_of_all_beams_and_the_prompt_is_read_once(s
         assert pipe(picture(0), LONG, **BEAMS).tokens.recalled > 100
 
 
-def test_a_batch_of_unlike_rows_and_its_errors(small: Mini) -> None:
+def test_a_batch_of_unlike_rows_and_its_errors(small: Mini, picture: Draw, read: Read) -> None:
     """No more rows together than the pipeline runs, beams counted."""
     pipe = Pipeline(small, batch_size=7)
     asked = [(picture(0), "What is it?"), ("missing.png", "What?"), ([], LONG), (picture(1), "And this?")]
@@ -79,7 +69,7 @@ def test_a_batch_of_unlike_rows_and_its_errors(small: Mini) -> None:
         assert isinstance(answer, Answer) and answer.ids == alone.ids and answer.score == pytest.approx(alone.score, rel=1e-4)
 
 
-def test_a_stream_is_one_piece_and_may_be_left(small: Mini) -> None:
+def test_a_stream_is_one_piece_and_may_be_left(small: Mini, picture: Draw) -> None:
     pipe = Pipeline(small, recall=recalling("paged"))
     whole, stream = pipe(picture(0), "What is it?", **BEAMS), pipe.stream(picture(0), "What is it?", **BEAMS)
     assert list(stream) == [str(whole)] and stream.answer.ids == whole.ids and stream.answer.score == pytest.approx(whole.score)
@@ -90,7 +80,7 @@ def test_a_stream_is_one_piece_and_may_be_left(small: Mini) -> None:
 
 
 @pytest.mark.parametrize("kv", ["dense", "paged", "int4", "h2o:0.5"])
-def test_conversations_go_on_behind_the_best_answer(small: Mini, kv: str) -> None:
+def test_conversations_go_on_behind_the_best_answer(small: Mini, kv: str, picture: Draw) -> None:
     """Turns without beams between, and more beams than a conversation began with."""
     pipe = Pipeline(small, recall=recalling(kv))
     chat = pipe.chat()
@@ -105,7 +95,7 @@ def test_conversations_go_on_behind_the_best_answer(small: Mini, kv: str) -> Non
     assert chat("And now?", config=GenerationConfig(max_tokens=4)).score == 0
 
 
-def test_a_stream_without_end_answers_by_beams_and_keeps_what_was_said(small: Mini) -> None:
+def test_a_stream_without_end_answers_by_beams_and_keeps_what_was_said(small: Mini, picture: Draw) -> None:
     stream = Pipeline(small).stream_session("window:256")
     for second in range(3):
         stream.push(picture(second).pixels, float(second))
@@ -115,7 +105,7 @@ def test_a_stream_without_end_answers_by_beams_and_keeps_what_was_said(small: Mi
     assert stream.ask("What is it?", keep=True, **BEAMS).ids == answer.ids and stream.held > before
 
 
-def test_beams_keep_to_a_form(small: Mini) -> None:
+def test_beams_keep_to_a_form(small: Mini, picture: Draw) -> None:
     """Choices are counted out: the best beam is the likeliest of them, of a length that says the same."""
     pipe = Pipeline(small, recall=recalling("paged"))
     choices = ["a red ball", "a dog", "a dog and a ball"]
@@ -139,7 +129,7 @@ def test_an_engine_and_drawing_refuse_beams(small: Mini) -> None:
         Pipeline(small)([], "What?", num_beams=2, temperature=0.5)
 
 
-def test_more_beams_than_words_and_more_answers_than_memory_are_refused_before_any_work(small: Mini) -> None:
+def test_more_beams_than_words_and_more_answers_than_memory_are_refused_before_any_work(small: Mini, picture: Draw, read: Read) -> None:
     pipe = Pipeline(small)
     words, config = small.decoder.config.vocabulary, GenerationConfig(max_tokens=2, num_beams=100_000)
     with read(small) as seen:
@@ -188,7 +178,7 @@ def test_copies_of_a_cache_that_memory_cannot_hold_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kv", ["dense", "paged"])
-def test_copies_are_counted_before_the_cache_is_made(small: Mini, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_counted_before_the_cache_is_made(small: Mini, kv: str, monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
     """On a machine whose memory is gone when the prompt is laid out."""
     pipe = Pipeline(small, recall=recalling(kv))
     free = iter([2**40, 1])

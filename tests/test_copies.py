@@ -53,9 +53,11 @@ def test_a_shallow_copy_is_the_same_model_and_memory(small: Mini) -> None:
     assert twin is not pipe and twin == pipe and twin.vlm is pipe.vlm and twin.recall is pipe.recall
 
 
-def test_a_conversation_goes_on_in_a_deep_copy_of_it(small: Mini) -> None:
-    chat = Pipeline(small).chat()
-    chat(picture(), QUESTION)
+@pytest.mark.parametrize("kv", ["dense", "int4"])
+def test_a_conversation_goes_on_in_a_deep_copy_of_it(small: Mini, kv: str) -> None:
+    """Of one in fewer bits what was rounded is copied as it is."""
+    chat = Pipeline(small, recall=recalling(kv)).chat()
+    chat(picture(), QUESTION * 12)
     twin = copy.deepcopy(chat)
     assert twin("And beside it?") == chat("And beside it?")
     twin.undo()

@@ -84,8 +84,8 @@ def test_what_is_missing_or_too_much_is_told_and_a_mistake_within_is_left_alone(
     pipe = Pipeline(small)
     with pytest.raises(InputError, match="^name: it is missing; there is path, name$"):
         pipe.load_adapter("nope")  # type: ignore[call-arg]
-    with pytest.raises(InputError, match="^question: it is missing; there is media, question, max_tokens"):
-        pipe.stream("photo.jpg")  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="^question: the question is missing; write pipe.stream"):
+        pipe.stream("photo.jpg")
     with pytest.raises(InputError, match="^media: it is missing"):
         pipe()  # type: ignore[call-overload]
     with pytest.raises(InputError, match="^load_adapter: too many positional arguments; there is path, name"):

@@ -213,6 +213,8 @@ def test_chat_messages_are_told_the_form_that_is_taken(pipe: Pipeline, content: 
         lambda: pipe.chat()([message]),
         lambda: pipe([message], "What?"),
         lambda: pipe.stream([message], "?"),
+        lambda: pipe.stream([message]),
+        lambda: pipe.stream(message),
     ):
         with pytest.raises(InputError, match=told):
             call()

@@ -81,7 +81,7 @@ class Load:
     cancelled: int = 20
     malformed: int = 20
     tokens: int = 24
-    warm: int = 64
+    warm: int = 256
     pool: int = 4096
     model: str = "mini"
 
@@ -90,7 +90,8 @@ class Load:
 
         Lost is who wanted an answer and got none that is whole, or asked nonsense and was not told so (400). Of who leaves, half do after
         the first token and half before. Memory is the server's resident memory, compared with that after the warm-up, which is long enough
-        for what is remembered of prompts to fill its pool: that has a bound, and what comes after it is growth.
+        for what is remembered of prompts and pictures to reach its bounds. What comes after it is what the system's allocator keeps of what
+        was freed, in an area of each thread: it comes ever more slowly, and the program's own objects stay as many as they were.
         """
         asking = Asking(self.requests, self.concurrency, self.cancelled, self.malformed, self.tokens)
         with _server(self.model, self.concurrency, self.pool) as url:

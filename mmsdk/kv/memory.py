@@ -195,14 +195,20 @@ class RoundedMemory:
         self, shape: Shape, capacities: Sequence[int], keys: Sequence[Sequence[bytes]], copies: int = 1, room: int = 0
     ) -> tuple[KVCache, list[int]]:
         """See `Memory`."""
-        rows, most = len(keys), max(capacities)
+        return PagedCache.empty(self.store(shape, *self.blocks(len(keys), max(capacities), copies, room)), len(keys)), [0] * len(keys)
+
+    def blocks(self, rows: int, most: int, copies: int = 1, room: int = 0) -> tuple[int, int]:
+        """How many exact blocks and how many rounded ones rows of up to `most` tokens take, with so many answers to each."""
         # A chunk comes on top of the window before anything of it ages; the two ends of a row may lie amid a block.
         recent = rows * (-(-min(self.window + self.chunk, most) // ROUNDED_PAGE) + 2)
         # Each answer has a window of its own, which ages for itself.
         own = _more(copies, self.window + room, ROUNDED_PAGE)
-        pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, recent + rows * own, shape.dtype, shape.device, ROUNDED_PAGE)
-        store = RoundedPages(pages, self.bits, rows * (-(-most // ROUNDED_PAGE) + 1 + own), self.window)
-        return PagedCache.empty(store, rows), [0] * rows
+        return recent + rows * own, rows * (-(-most // ROUNDED_PAGE) + 1 + own)
+
+    def store(self, shape: Shape, recent: int, old: int) -> RoundedPages:
+        """So many exact and rounded blocks."""
+        pages = Pages(shape.layers, shape.kv_heads, shape.head_dim, recent, shape.dtype, shape.device, ROUNDED_PAGE)
+        return RoundedPages(pages, self.bits, old, self.window)
 
     def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
         """Nothing."""

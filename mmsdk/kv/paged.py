@@ -74,6 +74,11 @@ class PagedCache:
         slots = sum(count * page * (len(row.columns) + len(row.aged)) for count, row in rows)
         return sum(count * (row.length + page * len(row.aged)) for count, row in rows) / slots if slots else 1.0
 
+    @property
+    def aged(self) -> int:
+        """The most blocks that any row holds of what is no longer recent."""
+        return max(len(row.aged) for sheet in self._sheets for row in sheet.rows)
+
     def columns(self, row: int, layer: int = 0) -> list[int]:
         """The columns of a row in a layer, in order."""
         return list(self._sheet(layer).rows[row].columns)
@@ -161,6 +166,18 @@ class PagedCache:
     def fork(self) -> "PagedCache":
         """A continuation that shares the blocks stored so far; this cache may go on as well, and neither sees the other's tokens."""
         return PagedCache(self._store, [sheet.fork(sheet.layers) for sheet in self._sheets], self.shift)
+
+    def age(self) -> None:
+        """Let the store move what is no longer recent now, not when the next tokens come."""
+        for sheet in self._sheets:
+            sheet.age()
+
+    def moved(self, store: RoundedPages) -> "PagedCache":
+        """A copy in another store of the same kind, of a cache in fewer bits. Raises PoolFullError where it has not enough blocks."""
+        mine = self._store
+        assert isinstance(mine, RoundedPages), "exact blocks are found again by their content"
+        rows = [[store.adopt(mine, sheet.layers, row.copy(mine.page)) for row in sheet.rows] for sheet in self._sheets]
+        return PagedCache(store, [sheet.moved(store, own) for sheet, own in zip(self._sheets, rows, strict=True)], self.shift)
 
     def select(self, rows: Int[Tensor, " r"]) -> "PagedCache":
         """These rows, which share their blocks with this cache."""

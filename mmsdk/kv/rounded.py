@@ -68,6 +68,12 @@ class Rounded:
         for pool, part in zip(kept, (found.codes, found.scale, found.low), strict=True):
             pool[:, columns] = part
 
+    def adopt(self, other: "Rounded", layers: range, source: Int[Tensor, " k"], columns: Int[Tensor, " k"]) -> None:
+        """Copy these blocks of another pool of the same kind into these columns."""
+        here = slice(layers.start, layers.stop)
+        for mine, theirs in ((self._codes, other._codes), (self._scale, other._scale), (self._low, other._low)):
+            mine[here, columns] = theirs[here, source]
+
     def of(self, layer: int) -> Codes:
         """All blocks of a layer, as they lie."""
         return Codes(self._codes[layer], self._scale[layer], self._low[layer])
@@ -158,6 +164,18 @@ class RoundedPages:
     def copy(self, layers: range, source: int, target: int) -> None:
         """See `Store`."""
         self.recent.copy(layers, source, target)
+
+    def adopt(self, other: "RoundedPages", layers: range, row: RowPages) -> RowPages:
+        """A row of another pool of the same kind, copied, and held here once. Raises PoolFullError where there is no room for it."""
+        new = RowPages(self.blocks.take(layers, len(row.columns)), row.length, self.old.take(layers, len(row.aged)))
+        here = slice(layers.start, layers.stop)
+        source, columns = torch.tensor([row.columns, new.columns], dtype=torch.long, device=self.device)
+        for mine, theirs in ((self.recent.keys, other.recent.keys), (self.recent.values, other.recent.values)):
+            mine[here, columns] = theirs[here, source]
+        source, columns = torch.tensor([row.aged, new.aged], dtype=torch.long, device=self.device)
+        self._keys.adopt(other._keys, layers, source, columns)
+        self._values.adopt(other._values, layers, source, columns)
+        return new
 
     def view(self, layer: int, where: Where) -> View:
         """The tokens where they lie, for kernels that read codes; else side by side, in the columns of the view, as numbers again."""

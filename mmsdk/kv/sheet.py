@@ -150,6 +150,10 @@ class Sheet:
             layers, self.slots.resized(self.slots.capacity), self.following, [row.copy(self._store.page) for row in self.rows]
         )
 
+    def moved(self, store: Store, rows: Sequence[RowPages]) -> "Sheet":
+        """Another one with the same tokens, which these rows of another store hold already."""
+        return Sheet(store, self.layers, self.slots.resized(self.slots.capacity), self.following, rows, self.ascending)
+
     def select(self, rows: Int[Tensor, " r"], following: Int[Tensor, " r"]) -> "Sheet":
         """Another one with these rows, any number of times."""
         return self._other(

@@ -27,7 +27,9 @@ from mmsdk.diffusion.words import Words
 from mmsdk.diffusion.world.door import EXACT
 from mmsdk.diffusion.world.memory import Paging, WorldMemory
 from mmsdk.diffusion.world.rollout import remember
+from mmsdk.errors import InputError
 from mmsdk.pipeline import pipeline
+from mmsdk.vision.types import Image
 
 SMALL = replace(CONFIG, heads=1, head_dim=12, hidden=16, layers=1, text_width=8, frequencies=8)
 RECIPE = Recipe((Stage(8, 2, 2, 1e-2), Stage(16, 3, 1, 1e-2, coarser=0.5)), warmup=2)
@@ -239,6 +241,11 @@ def test_the_program_trains_a_world_and_an_upscaler(
         world._folder = tmp_path
         assert world.actions == tuple(roam.ACTIONS) and world.reset(text="a red ball").size == (32, 32)
         assert world.step("left").source == "frame 2" and world._place.tolist() == [0.0, -1.0]
+        # one so long that resizing it would take gigabytes, of which here nothing is there; the world goes on
+        long = Image(torch.zeros(3, 1, 1, dtype=torch.uint8).expand(3, 1, 2**24 + 1), "long.png")
+        with pytest.raises(InputError, match=r"^pixels: is 16777217x1, and .* pixels on the way to 32x32"):
+            world.reset(first=long)
+        assert world.frames == 2
     with pytest.raises(SystemExit):
         program.main(["--kind", "world", "--steps", "1", "2"])
     upscaler = ["--kind", "upscaler", "--folder", str(tmp_path), "--steps", "2"]

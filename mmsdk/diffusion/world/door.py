@@ -32,6 +32,7 @@ from mmsdk.diffusion.world.rollout import denoised, remember
 from mmsdk.doors import door
 from mmsdk.errors import InputError, ModelError, PluginError
 from mmsdk.vision.intake import Source, load_image
+from mmsdk.vision.pixels import check_resized
 from mmsdk.vision.types import Image, Video
 from mmsdk.vision.values import shown, whole
 
@@ -135,8 +136,8 @@ class World:
 
         `steps` are those of each frame, the model's own where nothing is said; a `guidance` above 1 goes further towards the text, at twice
         the time and memory, and None as far as the model's own; `cache` is a step cache. Raises InputError for a picture that cannot be
-        read, words that the model does not know, and numbers that cannot be, each before the world that was there is gone; ModelError for
-        a frame that is not finite.
+        read or is too long to be resized, words that the model does not know, and numbers that cannot be, each before the world that was
+        there is gone; ModelError for a frame that is not finite.
         """
         if not whole(seed, 0) or int(seed) >= 2**63 or not (steps is None or whole(steps, 1)):
             raise InputError(f"{shown(seed)} and {shown(steps)}, expected whole numbers from 0 and 1 on, below 2**63", item="seed, steps")
@@ -200,8 +201,9 @@ class World:
         return replace(condition, places=self._place.float().expand(1, frames, 2).to(condition.text.device))
 
     def _latents(self, picture: Image) -> Float[Tensor, "1 c t h w"]:
-        """The frames that a picture stands for: itself, as often as a step makes frames."""
+        """The frames that a picture stands for: itself, as often as a step makes frames. Raises InputError as `check_resized` does."""
         imaginer = self.model.imaginer
         _, _, frames, height, width = imaginer.shape(imaginer.screen)
+        check_resized((picture.pixels.shape[-2], picture.pixels.shape[-1]), (height, width))
         small = F.interpolate(picture.pixels[None].float() / 127.5 - 1, (height, width), mode="bilinear", antialias=True)
         return small[:, :, None].expand(-1, -1, frames, -1, -1).to(imaginer.model.like)
