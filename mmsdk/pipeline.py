@@ -38,7 +38,7 @@ from mmsdk.kv.memory import PagedMemory, RoundedMemory
 from mmsdk.kv.policy_memory import PolicyMemory
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
-from mmsdk.reading import Question, pairs_of
+from mmsdk.reading import Question, pairs_of, refuse_messages
 from mmsdk.recall import Recall, recalling
 from mmsdk.stages import Context
 from mmsdk.stream import StreamSession
