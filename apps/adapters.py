@@ -1,9 +1,8 @@
 """Adapters as a command line asks for them."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
+from mmsdk.apps.beforehand import adapters_in
 from mmsdk.errors import InputError
 from mmsdk.pipeline import Pipeline
 
@@ -11,15 +10,12 @@ __all__ = ["adapted"]
 
 
 def adapted(pipe: Pipeline, texts: Sequence[str]) -> dict[str, float]:
-    """Load adapters, each written as PATH or NAME=PATH; all of them together, as a pipeline is told. A path's last part is its name.
+    """Load adapters, written as `mmsdk.apps.beforehand.adapters_in` reads them; all of them together, as a pipeline is told.
 
-    Raises InputError for two of one name, and what `Pipeline.load_adapter` raises.
+    Raises InputError as that does, and for a name that the pipeline has already, and what `Pipeline.load_adapter` raises.
     """
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not equals or "/" in name or os.sep in name:
-            name, path = Path(text).name, text
+    for name, path in adapters_in(texts).items():
         if name in pipe.adapters.names:
-            raise InputError(f"two adapters are called {name!r}; write NAME=PATH", item=text)
+            raise InputError(f"two adapters are called {name!r}; write NAME=PATH", item=path)
         pipe.load_adapter(path, name)
     return dict.fromkeys(pipe.adapters.names, 1.0)

@@ -3,7 +3,6 @@
 One row per input; an image is drawn beside itself, a clip as its frames from left to right.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from mmsdk.tokencomp.audit import owners
 from mmsdk.vision.types import Image, Media
 from mmsdk.vision.values import cause
 
-__all__ = ["check_path", "draw", "panels", "save"]
+__all__ = ["draw", "panels", "save"]
 
 SIDE = 336  # pixels of a panel's longer side
 GAP = 8
@@ -31,7 +30,6 @@ LINE = 24
 BOLD = 1  # pixels that bold letters are wider
 QUESTION = "#1d4f91"
 FRAMES = 8  # a clip shows at most so many of its steps
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 HEAT, DIM = 0.45, 0.25
 BRIGHT = 170  # above it a border is black, below it white
 
@@ -64,20 +62,6 @@ def draw(media: Sequence[Media], sights: Sequence[Sight], question: str = "", an
 def panels(item: Media, sight: Sight, side: int = SIDE, glow: float = HEAT) -> list[PIL.Image.Image]:
     """What was looked at, drawn on the picture or on some frames of the clip, `side` pixels long; `glow` is the share of heat."""
     return [PIL.Image.fromarray(panel) for panel in _looks(item, sight, side, glow)]
-
-
-def check_path(path: Path, spared: Sequence[str | Path] = ()) -> None:
-    """Raises InputError where a picture cannot be written, or would take the place of one of the `spared`; call it before the work."""
-    if path.suffix.lower() not in ENDINGS:
-        raise InputError(f"{path.suffix!r} names no format to draw in; there are {', '.join(ENDINGS)}", item=str(path))
-    if not path.parent.is_dir():
-        raise InputError(f"the folder {path.parent} is not there; make it first", item=str(path))
-    if path.is_dir():
-        raise InputError("is a folder; name a picture in it", item=str(path))
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError("cannot be written; change its rights, or name another place", item=str(path))
-    if path.exists() and any(os.path.exists(other) and path.samefile(other) for other in spared):
-        raise InputError("is one of the pictures that are asked about; name another place", item=str(path))
 
 
 def save(page: PIL.Image.Image, path: Path) -> None:

@@ -12,7 +12,7 @@ from mmsdk.apps.adapters import adapted
 from mmsdk.apps.answers import Form, as_json, check_shown, config_of, form_of, tell_notes
 from mmsdk.apps.beforehand import USAGE, split
 from mmsdk.apps.console import busy
-from mmsdk.apps.explain import check_path, draw, save
+from mmsdk.apps.explain import draw, save
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.legibility import LegibilityWarning
@@ -32,10 +32,6 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args, form)
     if args.n < 1:
         raise InputError(f"it is {args.n}, expected at least 1", item="--n")
-    if args.explain and not paths:
-        raise InputError("it draws what was looked at, and no picture or clip was named", item="--explain")
-    if args.explain:
-        check_path(Path(args.explain), paths)
     for path in paths:
         check_shown(path)
     steps = args.compress or "identity"

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from mmsdk.apps.console import busy
-from mmsdk.diffusion.filming import check_maker
 from mmsdk.errors import InputError
 from mmsdk.pipeline import pipeline
 from mmsdk.vision.films import check_film
@@ -20,7 +19,6 @@ def run(args: argparse.Namespace) -> int:
     check_film(out)
     if args.steps is not None and args.steps < 1:
         raise InputError(f"it is {args.steps}, expected at least 1", item="--steps")
-    check_maker(args.model)
     with busy(f"loading {args.model}"):
         pipe = pipeline("video-generation", args.model, dtype=args.dtype, device=args.device, progress=not args.json)
     begun = time.perf_counter()

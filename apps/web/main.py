@@ -24,7 +24,7 @@ from mmsdk.apps.web.filming import Films
 from mmsdk.apps.web.models import Models
 from mmsdk.apps.web.page import build
 from mmsdk.apps.web.theme import style, theme
-from mmsdk.diffusion.filming import VideoGeneration, check_maker
+from mmsdk.diffusion.filming import VideoGeneration
 from mmsdk.errors import InputError
 from mmsdk.families import open_model
 from mmsdk.kv.memory import memory_of

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import overload
 
 import torch
@@ -30,13 +29,13 @@ from mmsdk.diffusion.imagine import open_imaginer
 from mmsdk.diffusion.making import Maker, Screen, Way, made
 from mmsdk.doors import door
 from mmsdk.errors import InputError, MmsdkError, ModelError
+from mmsdk.named import HOW_TO_FILM, check_maker
 from mmsdk.vision.values import shown, whole
 from mmsdk.weights.hub import resolve
 from mmsdk.weights.parts import INDEX
 
-__all__ = ["VideoGeneration", "check_maker", "open_maker"]
+__all__ = ["VideoGeneration", "open_maker"]
 
-_HOW = "train one with `python -m mmsdk.apps.train_video` and name its folder, build/train_video/model"
 _WANTED = (INDEX, *(f"{part}*/*.{kind}" for part in ("transformer", "text_encoder", "tokenizer", "vae", "scheduler") for kind in
            ("json", "safetensors", "txt", "model")))  # fmt: skip
 
@@ -127,12 +126,6 @@ class VideoGeneration:
             return error.at(index) if isinstance(error, InputError) else error
 
 
-def check_maker(name: str) -> None:
-    """Raises ModelError where a name is that of no folder here, and cannot be one on the hub; nothing is read."""
-    if "/" not in name and not Path(name).is_dir():
-        raise ModelError(f"there is no video model {name!r}; none comes with mmsdk yet: {_HOW}, or a folder of diffusers")
-
-
 def open_maker(name: str, dtype: torch.dtype, device: torch.device) -> Maker:
     """The maker of a folder, or of "org/name" on the hub.
 
@@ -143,7 +136,7 @@ def open_maker(name: str, dtype: torch.dtype, device: torch.device) -> Maker:
     if (folder / INDEX).is_file():
         return borrowed(folder, dtype, device)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has neither {INDEX} nor config.json, so that it is no video model; {_HOW}")
+        raise ModelError(f"{folder} has neither {INDEX} nor config.json, so that it is no video model; {HOW_TO_FILM}")
     return open_imaginer(folder, dtype, device)
 
 

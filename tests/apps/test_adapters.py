@@ -69,6 +69,8 @@ def test_names_that_cannot_be_are_told(small: Mini, tmp_path: Path) -> None:
     folder, pipe = write(tmp_path / "small", small.decoder.config, 1), Pipeline(small)
     with pytest.raises(InputError, match="two adapters are called 'small'; write NAME=PATH"):
         adapted(pipe, [str(folder), str(folder)])
+    # before any of them is read
+    assert pipe.adapters.names == () and adapted(pipe, [str(folder)]) == {"small": 1.0}
     with pytest.raises(InputError, match="an adapter and the model have one name"):
         Service(pipe, Settings())
 
@@ -91,4 +93,4 @@ def test_ask_wears_all_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixt
     media = str(tmp_path / "red.png")
     assert texts == [pipe(media, QUESTION, max_tokens=12, adapter=spec) for spec in ({}, "a", {"a": 1.0, "b": 1.0})]
     assert len(set(texts)) == 3
-    assert main([*words, "--adapter", str(tmp_path / "nowhere" / "x")]) == 1
+    assert main([*words, "--adapter", str(tmp_path / "nowhere" / "x")]) == 2

@@ -38,6 +38,22 @@ PROBE = "import sys; from mmsdk.apps.cli import main; code = main(sys.argv[1:]);
         (["ask", "https://example.org/a.png", "what?"], "https://example.org/a.png: addresses are not fetched from here"),
         (["ask", "photo.jpg", "what?", "--schema", "no.json"], "no.json: the schema cannot be read: No such file or directory"),
         (["chat", "nope.png"], "nope.png: there is no such file"),
+        (["ask", "photo.jpg", "what?", "--explain", "out.doc"], "out.doc: '.doc' names no format to draw in; there are .png, .jpg"),
+        (["ask", "photo.jpg", "what?", "--explain", "no/out.png"], "no/out.png: the folder no is not there; make it first"),
+        (["ask", "what?", "--model", "org/model", "--explain", "o.png"], "--explain: it draws what was looked at, and no picture"),
+        (["ask", "photo.jpg", "what?", "--gguf-file", "empty.txt"], "empty.txt: mini brings its own language model; leave --gguf-file out"),
+        (["chat", "--model", ".", "--gguf-file", "no.gguf"], "no.gguf: there is no such file, neither here nor in ."),
+        (
+            ["serve", "--model", ".", "--gguf-file", "empty.txt", "--port", "0"],
+            "empty.txt: it is no GGUF file: it does not begin",
+        ),
+        (["ask", "photo.jpg", "what?", "--adapter", "no/such/place"], "no/such/place: there is no such folder; an adapter is a folder"),
+        (["chat", "--adapter", "a=."], ".: it has no adapter_config.json; an adapter is a folder that PEFT saved"),
+        (["serve", "--adapter", "a=o/a", "--adapter", "a=o/b", "--port", "0"], "a=o/b: two adapters are called 'a'; write NAME=PATH"),
+        (["imagine", "a ball", "--model", "build/no/model"], "there is no folder 'build/no/model': train one with `python -m"),
+        (["imagine", "a ball"], "there is no video model 'mini'; none comes with mmsdk yet: train one with"),
+        (["demo", "--video-model", "/no", "--port", "0"], "there is no folder '/no': train one with"),
+        (["ros", "run", "--params", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
     ],
 )
 def test_plain_mistakes_are_told_before_torch_is_imported(words: list[str], told: str, tmp_path: Path) -> None:

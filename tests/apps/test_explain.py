@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mmsdk.answer import Sight
-from mmsdk.apps.explain import GAP, LINE, SIDE, check_path, draw, save
+from mmsdk.apps.beforehand import check_drawn
+from mmsdk.apps.explain import GAP, LINE, SIDE, draw, save
 from mmsdk.errors import InputError
 from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.types import Image, Video
@@ -102,25 +103,25 @@ def test_long_words_and_long_names_stay_on_the_canvas() -> None:
 
 
 def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
-    check_path(tmp_path / "out.png")
+    check_drawn(tmp_path / "out.png")
     with pytest.raises(InputError, match=r"'\.unknown' names no format.*\.png"):
-        check_path(tmp_path / "out.unknown")
+        check_drawn(tmp_path / "out.unknown")
     with pytest.raises(InputError, match="not there"):
-        check_path(tmp_path / "no" / "out.png")
+        check_drawn(tmp_path / "no" / "out.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(InputError, match="is a folder"):
-        check_path(tmp_path / "folder.png")
+        check_drawn(tmp_path / "folder.png")
     (tmp_path / "photo.png").touch()
-    check_path(tmp_path / "photo.png", [tmp_path / "other.png", "data:image/png;base64," + "A" * 9000])
+    check_drawn(tmp_path / "photo.png", [tmp_path / "other.png", "data:image/png;base64," + "A" * 9000])
     with pytest.raises(InputError, match=r"photo\.png.*asked about"):
-        check_path(tmp_path / "photo.png", [str(tmp_path / "folder.png" / ".." / "photo.png")])
+        check_drawn(tmp_path / "photo.png", [str(tmp_path / "folder.png" / ".." / "photo.png")])
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_place_without_rights_is_told_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "shut").mkdir(mode=0o500)
     with pytest.raises(InputError, match="cannot be written"):
-        check_path(tmp_path / "shut" / "out.png")
+        check_drawn(tmp_path / "shut" / "out.png")
 
 
 def test_a_picture_that_cannot_be_written_after_all_is_an_input_error(tmp_path: Path) -> None:
