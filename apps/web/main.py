@@ -30,6 +30,7 @@ from mmsdk.families import open_model
 from mmsdk.kv.memory import memory_of
 from mmsdk.legibility import LegibilityWarning
 from mmsdk.models.types import VLM
+from mmsdk.named import check_maker
 from mmsdk.pipeline import find_device, pipeline
 from mmsdk.precision import resolve_dtype, resolve_quantize
 from mmsdk.vision.intake import Limits
