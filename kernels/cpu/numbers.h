@@ -1,4 +1,4 @@
-// What the files beside this one share: matrices and layers as Python hands them over, and bfloat16 by sixteen.
+// What the files beside this one share: matrices and layers as Python hands them over, memory, and bfloat16 by sixteen.
 
 #pragma once
 
@@ -37,6 +37,16 @@ struct Layer {
 };
 
 namespace {
+
+// Memory that begins with a cache line; it begins as zeros, and is kept from call to call.
+template <class T>
+struct Kept {
+    std::vector<T> all;
+    T *of(long size) {
+        if ((long)all.size() < size + 64) all.resize(size + 64);
+        return (T *)(((uintptr_t)all.data() + 63) & ~(uintptr_t)63);
+    }
+};
 
 __m512 wide(__m256i halves) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)); }
 __m512 wide(const bf16 *p) { return wide(_mm256_loadu_si256((const __m256i *)p)); }
