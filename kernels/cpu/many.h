@@ -73,8 +73,8 @@ void eight_by_vectors(const bf16 *a, long bytes, long a_step, const bf16 *b, con
 }
 
 // c[32][32] = two tiles of a, one below the other, times two of b, one beside the other, over so many steps of 32 columns, added to what c
-// holds where there is MORE; only the first `rows` of c are wanted. By `tiles` of AMX, or by vectors, which read the same operands. What else
-// is to be done, `aside` does at every step.
+// holds where there is MORE; only the first `rows` of c are wanted. By `tiles` of AMX, or by vectors, which read the same operands.
+// What else is to be done, `aside` does at every step.
 template <bool MORE, class Aside>
 void four(bool tiles, long rows, const bf16 *a, const bf16 *below, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step,
           long steps, float *c, Aside aside) {
