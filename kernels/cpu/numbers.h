@@ -80,6 +80,15 @@ __m512 exponential(__m512 x) {
     return _mm512_scalef_ps(y, n);
 }
 
+// Each lane of what comes back is the sum of one of four.
+__m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
 __m512i centred() {
     // The codes 0 to 15 less 8 as bfloat16, twice: a lookup takes five bits, and only four of them are a code's.
     alignas(64) bf16 table[32];

@@ -55,15 +55,6 @@ struct Rows {
     }
 };
 
-// Each lane of what comes back is the sum of one of four.
-__m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-    const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
-
 // Columns c to c + 32 of a row as bfloat16, which holds bytes exactly.
 __m512bh columns(const bf16 *w, long c, long k) {
     return pair(_mm512_maskz_loadu_epi16(k - c >= 32 ? ~0u : (1u << (k - c)) - 1, w + c));
