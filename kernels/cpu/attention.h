@@ -18,40 +18,6 @@ struct Part {
     long row, offset, count;
 };
 
-// One head over some cached tokens: the weighted sum of values, its largest score and the sum of weights.
-void over(const bf16 *q, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, float *out) {
-    alignas(64) float scores[CHUNK];
-    __m512bh query[8];
-    for (long c = 0; c < d; c += 32) query[c / 32] = pair(_mm512_loadu_si512(q + c));
-    float most = -INFINITY;
-    for (long j = 0; j < t; j++) {
-        __m512 sum = _mm512_setzero_ps();
-        for (long c = 0; c < d; c += 32) sum = _mm512_dpbf16_ps(sum, pair(_mm512_loadu_si512(keys + j * token + c)), query[c / 32]);
-        scores[j] = scale * _mm512_reduce_add_ps(sum);
-        most = std::max(most, scores[j]);
-    }
-    float all = 0;
-    for (long j = 0; j < t; j += 16) {
-        const __mmask16 lanes = live(t - j);
-        const __m512 below = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, scores + j), _mm512_set1_ps(most));
-        const __m512 e = _mm512_maskz_mov_ps(lanes, exponential(below));
-        _mm512_mask_storeu_ps(scores + j, lanes, e);
-        all += _mm512_reduce_add_ps(e);
-    }
-    for (long c = 0; c < d; c += 32) {
-        __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
-        for (long j = 0; j < t; j++) {
-            const __m512 weight = _mm512_set1_ps(scores[j]);
-            low = _mm512_fmadd_ps(weight, wide(values + j * token + c), low);
-            high = _mm512_fmadd_ps(weight, wide(values + j * token + c + 16), high);
-        }
-        _mm512_storeu_ps(out + c, low);
-        _mm512_storeu_ps(out + c + 16, high);
-    }
-    out[d] = most;
-    out[d + 1] = all;
-}
-
 // The weighted sums of values for H heads, and the sums of their weights, which come out of their scores.
 template <int H>
 void blend(float (*scores)[CHUNK], const float *most, const bf16 *values, long token, long t, long d, float *out) {
@@ -109,34 +75,55 @@ void four_scores(const bf16 *keys, long token, long d, const bf16 *across, float
     _mm512_store_ps(scores[3] + j, _mm512_mul_ps(by, _mm512_castpd_ps(_mm512_unpackhi_pd(ef, gh))));
 }
 
-// Some heads, side by side, over cached tokens that they share: each as of `over`, by tiles where `tiled` and this process may use them.
-void over_shared(const bf16 *q, long heads, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, bool tiled,
-                 float *out) {
-    if (!tiled || !tiles_allowed()) {
-        for (long i = 0; i < heads; i++) over(q + i * d, keys, values, token, t, d, scale, out + i * (d + 2));
-        return;
-    }
+// Up to four queries over t keys by tiles; keys that come next, and values that will be wanted when there are scores, are brought `near`.
+void scores_by_tiles(const bf16 *q, long count, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, bool near,
+                     float (*scores)[CHUNK]) {
     alignas(64) bf16 queries[8 * 512], last[16 * 256];
-    alignas(64) float scores[4][CHUNK];
     const Tiles held(16);
     // A tile reads sixteen keys: the last ones with zeros behind them.
     const long whole = t / 16 * 16;
     std::fill_n(last, 16 * d, (bf16)0);
     for (long j = whole; j < t; j++) std::copy_n(keys + j * token, d, last + (j - whole) * d);
+    across(q, d, count, d, queries);
+    for (long j = 0; j < whole; j += 16) {
+        for (long i = 0; near && i < 16; i++)
+            for (long c = 0; c < d; c += 32) {
+                _mm_prefetch((const char *)(keys + (j + 16 + i) * token + c), _MM_HINT_T0);
+                _mm_prefetch((const char *)(values + (j + i) * token + c), _MM_HINT_T1);
+            }
+        four_scores(keys + j * token, token, d, queries, scale, scores, j);
+    }
+    if (whole < t) four_scores(last, d, d, queries, scale, scores, whole);
+}
+
+// The same by vectors, four keys at a time: the last one stands for those that are not there.
+void scores_by_vectors(const bf16 *q, long count, const bf16 *keys, long token, long t, long d, float scale, float (*scores)[CHUNK]) {
+    for (long j = 0; j < t; j += 4) {
+        const bf16 *key[4];
+        for (long i = 0; i < 4; i++) key[i] = keys + std::min(j + i, t - 1) * token;
+        for (long which = 0; which < count; which++) {
+            __m512 sum[4];
+            for (auto &one : sum) one = _mm512_setzero_ps();
+            for (long c = 0; c < d; c += 32) {
+                const __m512bh query = pair(_mm512_loadu_si512(q + which * d + c));
+                for (int i = 0; i < 4; i++) sum[i] = _mm512_dpbf16_ps(sum[i], pair(_mm512_loadu_si512(key[i] + c)), query);
+            }
+            _mm_store_ps(scores[which] + j, _mm_mul_ps(_mm_set1_ps(scale), four_sums(sum[0], sum[1], sum[2], sum[3])));
+        }
+    }
+}
+
+// Some heads, side by side, over cached tokens that they share: each its weighted sum of values, its largest score and the sum of weights.
+// By tiles where `tiled` and this process may use them.
+void over_shared(const bf16 *q, long heads, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, bool tiled,
+                 float *out) {
+    alignas(64) float scores[4][CHUNK];
     for (long first = 0; first < heads; first += 4, q += 4 * d, out += 4 * (d + 2)) {
         const long count = std::min(4l, heads - first);
-        across(q, d, count, d, queries);
-        for (long j = 0; j < whole; j += 16) {
-            // The next keys, and the values that will be wanted when there are scores.
-            if (first == 0)
-                for (long i = 0; i < 16; i++)
-                    for (long c = 0; c < d; c += 32) {
-                        _mm_prefetch((const char *)(keys + (j + 16 + i) * token + c), _MM_HINT_T0);
-                        _mm_prefetch((const char *)(values + (j + i) * token + c), _MM_HINT_T1);
-                    }
-            four_scores(keys + j * token, token, d, queries, scale, scores, j);
-        }
-        if (whole < t) four_scores(last, d, d, queries, scale, scores, whole);
+        if (tiled && tiles_allowed())
+            scores_by_tiles(q, count, keys, values, token, t, d, scale, first == 0, scores);
+        else
+            scores_by_vectors(q, count, keys, token, t, d, scale, scores);
         float most[4];
         for (long i = 0; i < count; i++) {
             __m512 top = _mm512_set1_ps(-INFINITY);

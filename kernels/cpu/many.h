@@ -1,8 +1,6 @@
-// What products and attention of many rows share: memory that is kept, and four products of tiles at a time.
+// What products and attention of many rows share: four products of tiles at a time, by AMX or by vectors.
 
 #pragma once
-
-#include <vector>
 
 #include "numbers.h"
 #include "tiles.h"
@@ -13,16 +11,6 @@ namespace {
 constexpr long SIZE = 512, PAIR = 32;
 
 long up(long x, long step) { return (x + step - 1) / step * step; }
-
-// Memory that begins with a cache line, kept from call to call.
-template <class T>
-struct Kept {
-    std::vector<T> all;
-    T *of(long size) {
-        if ((long)all.size() < size + 64) all.resize(size + 64);
-        return (T *)(((uintptr_t)all.data() + 63) & ~(uintptr_t)63);
-    }
-};
 
 // The same as `four` by tiles of AMX, which leave the other units idle, so that `aside` runs between them.
 template <bool MORE, class Aside>
@@ -85,8 +73,8 @@ void eight_by_vectors(const bf16 *a, long bytes, long a_step, const bf16 *b, con
 }
 
 // c[32][32] = two tiles of a, one below the other, times two of b, one beside the other, over so many steps of 32 columns, added to what c
-// holds where there is MORE; only the first `rows` of c are wanted. By `tiles` of AMX, or by vectors, which read the same operands. What else
-// is to be done, `aside` does at every step.
+// holds where there is MORE; only the first `rows` of c are wanted. By `tiles` of AMX, or by vectors, which read the same operands.
+// What else is to be done, `aside` does at every step.
 template <bool MORE, class Aside>
 void four(bool tiles, long rows, const bf16 *a, const bf16 *below, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step,
           long steps, float *c, Aside aside) {

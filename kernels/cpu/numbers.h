@@ -1,4 +1,4 @@
-// What the files beside this one share: matrices and layers as Python hands them over, and bfloat16 by sixteen.
+// What the files beside this one share: matrices and layers as Python hands them over, memory, and bfloat16 by sixteen.
 
 #pragma once
 
@@ -38,6 +38,16 @@ struct Layer {
 
 namespace {
 
+// Memory that begins with a cache line; it begins as zeros, and is kept from call to call.
+template <class T>
+struct Kept {
+    std::vector<T> all;
+    T *of(long size) {
+        if ((long)all.size() < size + 64) all.resize(size + 64);
+        return (T *)(((uintptr_t)all.data() + 63) & ~(uintptr_t)63);
+    }
+};
+
 __m512 wide(__m256i halves) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)); }
 __m512 wide(const bf16 *p) { return wide(_mm256_loadu_si256((const __m256i *)p)); }
 float wide(bf16 one) {
@@ -68,6 +78,15 @@ __m512 exponential(__m512 x) {
     for (float c : {1.339887440e-3f, 9.618437357e-3f, 5.550332548e-2f, 2.402264791e-1f, 6.931472028e-1f, 1.f})
         y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(c));
     return _mm512_scalef_ps(y, n);
+}
+
+// Each lane of what comes back is the sum of one of four.
+__m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
 __m512i centred() {

@@ -54,7 +54,7 @@ void int4_across(const Matrix &a, long tile, bf16 *to) {
 // Sixteen rows of a matrix from this one on, a multiple of sixteen where they are in int4. The scales of int8 come later.
 void lay_across(const Matrix &a, long row, bf16 *to) {
     const long k = a.columns, rows = std::min(TILE, a.rows - row);
-    if (a.kind == WIDE) across((const bf16 *)a.weights + row * k, k, rows, k, to);
+    if (a.kind == WIDE) across((const bf16 *)a.weights + row * k, k, rows, k, to, TILE * k);
     if (a.kind == INT8) int8_across((const int8_t *)a.weights + row * k, rows, k, to);
     if (a.kind == INT4) int4_across(a, row / TILE, to);
 }

@@ -72,7 +72,7 @@ void soften(float *scores, long t, float *out) {
     out[1] = all;
 }
 
-// The n queries of one head of keys over `count` blocks of a row; out as of `over`, one query after the other.
+// The n queries of one head of keys over `count` blocks of a row; out as of `over_shared`, one query after the other.
 template <long FORM>
 void blocks_over(const Aged &a, const float *queries, long n, const long *columns, long count, long head, long g, long d, float scale, float *out) {
     constexpr bool turned = FORM == TURNED4 || FORM == TURNED2;

@@ -89,14 +89,15 @@ void transpose(__m512i (&r)[16]) {
 }
 
 // At most sixteen rows of k columns as right operands, a kilobyte for every 32 columns: [k / 32, 16 pairs of columns, 16 rows, 2], zeros
-// where there is no row or column.
-void across(const uint16_t *x, long stride, long rows, long k, uint16_t *to) {
+// where there is no row or column. What lies `ahead` of them is brought near meanwhile.
+void across(const uint16_t *x, long stride, long rows, long k, uint16_t *to, long ahead = 0) {
     for (long c = 0; c < k; c += 32, to += 512) {
         const __mmask32 columns = k - c >= 32 ? ~0u : (1u << (k - c)) - 1;
         __m512i r[16];
         for (long i = 0; i < 16; i++) r[i] = i < rows ? _mm512_maskz_loadu_epi16(columns, x + i * stride + c) : _mm512_setzero_si512();
         transpose(r);
         for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + 32 * i, r[i]);
+        for (long i = 0; ahead && i < 16; i++) _mm_prefetch((const char *)(x + ahead + i * stride + c), _MM_HINT_T1);
     }
 }
 

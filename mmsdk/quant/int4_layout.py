@@ -56,7 +56,7 @@ class NativeLayout(nn.Module):
 
     @property
     def few(self) -> int:
-        """See `Layout`. Up to sixteen rows cost what one does, where there is AMX."""
+        """See `Layout`. Up to sixteen rows cost what one does, where there is AMX, and less than so many products elsewhere."""
         return 17
 
     def matrix(self, bias: Tensor | None = None) -> native.Matrix:

@@ -119,7 +119,7 @@ WAYS = {"fused": (torch.float32, False), "products": (torch.bfloat16, True), "ti
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ka_05_a_mask_that_hides_nothing_is_none_and_padding_is_honoured_every_way(way: str) -> None:
-    """By torch's attention, by plain products where there are gradients, and by C++ where this machine has AMX."""
+    """By torch's attention, by plain products where there are gradients, and by C++ where this machine has AVX-512 BF16."""
     dtype, gradients = WAYS[way]
     query, keys, values = (x.requires_grad_(gradients) for x in tensors(2, 4, 2, 5, 8, d=32, dtype=dtype))
     entries, last = torch.arange(8).repeat(2, 1), torch.full((2, 5), 7)

@@ -28,14 +28,17 @@ def close(found: Tensor, expected: Tensor, steps: int) -> None:
     assert (found.double() - expected).abs().max() <= steps * 2**-8 * expected.abs().max()
 
 
+@pytest.mark.parametrize("tiles", [True, False])
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("m", "width", "inner"), [(1, 32, 64), (33, 96, 160), (530, 64, 96)])
-def test_a_block_is_its_formula(activation: str, scaled: bool, m: int, width: int, inner: int) -> None:
+def test_a_block_is_its_formula(activation: str, scaled: bool, m: int, width: int, inner: int, tiles: bool) -> None:
     shapes = {"qkv": (3 * width, width), "o": (width, width), "up": (inner, width), "down": (width, inner)}
     weights = {name: (numbers(*shape) * 0.2, numbers(shape[0])) for name, shape in shapes.items()}
     vectors = [numbers(width) for _ in range(6 if scaled else 4)]
     linears = tuple(matrix.wide(*pair) for pair in weights.values())
+    for one in linears:
+        one.fields.tiles = tiles
     assert block.fits(width, inner, activation)
     made = block.Block.of((linears[0], linears[1], linears[2], linears[3]), vectors, 1e-6, activation)
     # a mean far from 0 is what a norm takes away

@@ -13,13 +13,21 @@ from mmsdk.quant.int8 import Int8
 pytestmark = pytest.mark.skipif(not prompt.ready(), reason=library().state)
 
 GENERATOR = torch.Generator().manual_seed(0)
+# On a processor without AMX both go by vectors.
+WAYS = [pytest.param(True, id="tiles"), pytest.param(False, id="vectors")]
 
 
 def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=GENERATOR)
 
 
-def made(kind: str, weight: Tensor, bias: Tensor | None = None) -> tuple[matrix.Matrix, Tensor]:
+def made(kind: str, weight: Tensor, bias: Tensor | None = None, tiles: bool = True) -> tuple[matrix.Matrix, Tensor]:
+    found, stands_for = _made(kind, weight, bias)
+    found.fields.tiles = tiles
+    return found, stands_for
+
+
+def _made(kind: str, weight: Tensor, bias: Tensor | None) -> tuple[matrix.Matrix, Tensor]:
     if kind == "wide":
         return matrix.wide(weight.bfloat16(), bias), weight.bfloat16().double()
     if kind == "int8":
@@ -35,21 +43,23 @@ def close(found: Tensor, expected: Tensor, steps: int = 1) -> None:
     assert (found.double() - expected).abs().max() <= steps * 2**-8 * expected.abs().max()
 
 
+@pytest.mark.parametrize("tiles", WAYS)
 @pytest.mark.parametrize("kind", ["wide", "int8", "int4/32", "int4/64"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 7, 64), (33, 80, 64), (70, 209, 192), (600, 48, 576)])
-def test_products_of_many_rows_are_those_of_the_numbers(kind: str, m: int, n: int, k: int) -> None:
+def test_products_of_many_rows_are_those_of_the_numbers(kind: str, m: int, n: int, k: int, tiles: bool) -> None:
     x, bias = numbers(m, k).bfloat16(), numbers(n).bfloat16()
-    one, weight = made(kind, numbers(n, k), bias)
+    one, weight = made(kind, numbers(n, k), bias, tiles)
     assert prompt.takes(one)
     close(prompt.product(one, x), x.double() @ weight.T + bias.double(), steps=2)
 
 
+@pytest.mark.parametrize("tiles", WAYS)
 @pytest.mark.parametrize("kind", ["wide", "int8", "int4/32"])
 @pytest.mark.parametrize(("normed", "gelu"), [(False, True), (True, False)])
-def test_a_layer_is_its_formula(kind: str, normed: bool, gelu: bool) -> None:
+def test_a_layer_is_its_formula(kind: str, normed: bool, gelu: bool, tiles: bool) -> None:
     m, width, h, g, d, inner, eps, scale = 37, 96, 6, 2, 16, 160, 1e-5, 0.5
     shapes = {"qkv": ((h + 2 * g) * d, width), "o": (width, h * d), "gate_up": (2 * inner, width), "down": (width, inner)}
-    both = {name: made(kind, numbers(*shape) * 0.2) for name, shape in shapes.items()}
+    both = {name: made(kind, numbers(*shape) * 0.2, tiles=tiles) for name, shape in shapes.items()}
     norms = tuple((1 + 0.3 * numbers(width)).bfloat16() for _ in range(2))
     heads = tuple((1 + 0.3 * numbers(d)).bfloat16() for _ in range(2)) if normed else ()
     qkv, o, gate_up, down = (both[name][0] for name in shapes)
@@ -96,9 +106,10 @@ SIZES = [
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("tiles", WAYS)
 @pytest.mark.parametrize(("b", "g", "share", "s", "t", "d"), SIZES)
 @pytest.mark.parametrize("what", ["before", "everything", "window", "anything"])
-def test_ka_12_attention_is_softmax(what: str, b: int, g: int, share: int, s: int, t: int, d: int) -> None:
+def test_ka_12_attention_is_softmax(what: str, b: int, g: int, share: int, s: int, t: int, d: int, tiles: bool) -> None:
     query, keys, values = laid(b, g, share, s, t, d)
     late = torch.arange(t) - torch.arange(s)[:, None] - (t - s)
     rules = {"before": late <= 0, "everything": late > -t, "window": (late <= 0) & (late > -7), "anything": numbers(s, t) > 1}
@@ -108,7 +119,7 @@ def test_ka_12_attention_is_softmax(what: str, b: int, g: int, share: int, s: in
     expected = F.scaled_dot_product_attention(query.double(), keys.double(), values.double(), seen, enable_gqa=True).nan_to_num(0)
     biases = (torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, -torch.inf),) if what in ("window", "anything") else ()
     assert prompt.attends(query, keys, values)
-    found = prompt.attend(query, keys, values, t - s if what == "before" else t, biases)
+    found = prompt.attend(query, keys, values, t - s if what == "before" else t, biases, tiles)
     # shares are rounded, and so is their sum with the values
     assert (found.double() - expected).abs().max() <= 2**-7 * max(1.0, float(expected.abs().max()))
     assert bool((found[(~seen.any(-1)).expand(b, g * share, s)] == 0).all())
