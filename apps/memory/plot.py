@@ -1,10 +1,14 @@
-"""Quality against budget, a panel for every suite, as an SVG that is read on light and dark pages."""
+"""Quality against budget, a panel for every suite, as an SVG that is read on light and dark pages.
+
+A suite that is measured at one budget has bars instead, and so have streams that go on, at their end.
+"""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import islice
 
 from mmsdk.apps.console import Cell
+from mmsdk.apps.memory.bars import barred
 from mmsdk.apps.memory.rows import GOING
 
 __all__ = ["COLOURS", "STYLE", "curve", "drawn", "legend"]
@@ -20,17 +24,18 @@ Point = tuple[float, float]
 
 
 def drawn(rows: Sequence[Mapping[str, Cell]]) -> str:
-    """The picture of a result of the bench; rows without a budget, a quality or the full cache's beside it are left out.
-
-    So are streams that go on, which hold the smaller a share the longer they last.
-    """
+    """The picture of a result of the bench; rows without a budget, a quality or the full cache's beside it are left out."""
     names = ("budget", "quality", "quality_full")
-    shown = [row for row in rows if all(isinstance(row[name], float) for name in names) and _number(row["budget"]) < 1]
-    shown = [row for row in shown if not str(row["policy"]).endswith(GOING)]
+    known = [row for row in rows if all(isinstance(row[name], float) for name in names) and _number(row["budget"]) < 1]
+    lasting = [row for row in known if str(row["policy"]).endswith(GOING)]
+    shown = [row for row in known if row not in lasting]
     suites = list(dict.fromkeys(str(row["suite"]) for row in shown))
     policies = list(dict.fromkeys(str(row["policy"]) for row in shown))
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(policies)}
     panels = [_panel(suite, [row for row in shown if row["suite"] == suite], colours) for suite in suites]
+    if lasting:
+        frames = max(_number(row["frames"]) for row in lasting)
+        panels.append(barred(f"stream of {frames:,.0f} frames", [row for row in lasting if row["frames"] == frames], colours, _PANEL))
     columns = min(2, max(1, len(panels)))
     lines = -(-len(panels) // columns)
     width = _LEFT + columns * (_PANEL[0] + _GAP)
@@ -48,6 +53,8 @@ def _panel(suite: str, rows: Sequence[Mapping[str, Cell]], colours: Mapping[str,
     """Axes, the full cache as a dashed line, and a line for each policy; budgets from large to small, at even steps."""
     width, height = _PANEL
     budgets = sorted({_number(row["budget"]) for row in rows}, reverse=True)
+    if len(budgets) == 1:
+        return barred(f"{suite}, {100 * budgets[0]:g} % held", rows, colours, _PANEL)
     top = max(_number(row[name]) for row in rows for name in ("quality", "quality_full")) or 1.0
 
     def at(row: Mapping[str, Cell]) -> Point:

@@ -218,10 +218,29 @@ def test_the_picture_has_a_panel_for_every_suite_and_a_line_for_every_policy() -
         for budget in (0.5, 0.25)
     ]
     odd = [{"suite": "text", "policy": "full", "budget": 1.0, "quality": 0.8, "quality_full": 0.8}, {**rows[0], "quality": None}]
-    odd.append({**rows[0], "policy": "window, going on", "budget": 0.003})
     odd.append({**rows[0], "policy": "kv-streams", "budget": 0.13, "quality_full": None})
     root = ElementTree.fromstring(drawn([*rows, *odd]))
     name = "{http://www.w3.org/2000/svg}"
     assert [text.text for text in root.iter(f"{name}text") if text.get("class") == "t"] == ["text", "needle", "stream"]
     assert len(list(root.iter(f"{name}circle"))) == len(rows)
     assert {"<new>", "window", "50 %", "25 %"} <= {text.text for text in root.iter(f"{name}text")}
+
+
+def test_what_is_measured_at_one_budget_has_bars_the_best_first_and_streams_that_go_on_at_their_end() -> None:
+    def asked(policy: str, quality: float, frames: int) -> dict[str, Cell]:
+        told = {"quality": quality, "quality_full": 0.8, "frames": frames, "ci_low": quality - 0.1, "ci_high": quality + 0.1}
+        return {"suite": "stream", "policy": policy, "budget": 0.25, **told}
+
+    going = [
+        asked(f"{policy}, going on", quality, frames) for frames in (2500, 10_000) for policy, quality in (("window", 0.1), ("h2o", 0.6))
+    ]
+    root = ElementTree.fromstring(drawn([asked("window", 0.2, 64), asked("h2o", 0.9, 64), *going]))
+    name = "{http://www.w3.org/2000/svg}"
+    told = [text.text for text in root.iter(f"{name}text")]
+    assert [text.text for text in root.iter(f"{name}text") if text.get("class") == "t"] == ["stream, 25 % held", "stream of 10,000 frames"]
+    assert told.index("h2o") < told.index("window") < told.index("h2o, going on") < told.index("window, going on")
+    bars = [path.get("d", "") for path in root.iter(f"{name}path") if float(path.get("stroke-width", "0")) > 3]
+    ends = [float(bar.partition("H")[2]) for bar in bars]
+    # in the order of the picture, from the same beginning, as long as they are good
+    begin = float(bars[0].partition(" ")[0].lstrip("M"))
+    assert [round((end - begin) / (ends[0] - begin), 2) for end in ends] == [1.0, 0.22, 0.67, 0.11]
