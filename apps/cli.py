@@ -18,6 +18,7 @@ from mmsdk.apps.arguments import COMMANDS
 from mmsdk.apps.beforehand import check
 from mmsdk.apps.interrupts import INTERRUPTED, interruptible
 from mmsdk.apps.parser import UsageError, near, parser
+from mmsdk.apps.threads import limit
 from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["main"]
@@ -52,6 +53,7 @@ def _run(words: list[str]) -> int:
     try:
         args = _parse(words)
         check(args)
+        limit(getattr(args, "threads", 0))
         command = import_module(f"mmsdk.apps.commands.{args.command}")
         with interruptible():
             code: int = command.run(args)

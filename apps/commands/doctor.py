@@ -84,6 +84,10 @@ def _load(others: float) -> dict[str, Cell]:
     """What else the machine did before it was measured."""
     cores = os.cpu_count() or 1
     told = "; they took part in what was measured: alone it is faster" if others > cores / 4 else ""
+    few = max(1, int(cores - others))
+    if told and few < torch.get_num_threads():
+        # at every step the threads wait for the one that has no core just now
+        told += f"; until then fewer threads are often several times as fast: mmsdk ask --threads {few} ..., or OMP_NUM_THREADS={few} mmsdk ..."
     return _finding("load", "ok", f"{others:.1f} programs at one time on {cores} cores in the last minute{told}")
 
 
