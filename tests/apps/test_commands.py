@@ -37,6 +37,7 @@ def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture
     assert main(["methods", "--json"]) == 0
     rows = {(row["family"], row["name"]): row for row in json.loads(capsys.readouterr().out)["methods"]}
     assert {("compress", "identity"), ("compress", "uniform"), ("kv", "snapkv")} <= set(rows)
+    assert {("attention", "svg2"), ("attention", "nabla"), ("cache", "first_block"), ("cache", "none")} <= set(rows)
     assert rows["compress", "random"]["knobs"] == "seed=0"
     assert all(row["about"] for row in rows.values())
 
