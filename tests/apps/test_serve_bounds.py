@@ -112,6 +112,16 @@ def test_what_is_advised_about_an_address_lets_it_be_fetched(small: Mini, door: 
             assert server.ask(shown(address), "What is it?", max_tokens=1).choices
 
 
+def test_a_picture_with_fewer_tokens_than_the_servers_count_keeps_all(small: Mini, door: Doors) -> None:
+    """The count is the operator's; who asks cannot know how many tokens a picture has."""
+    whole = Pipeline(small)([png(0)], "What is it?", max_tokens=4)
+    with door(Service(Pipeline(small, compression("uniform:250")), Settings())) as server:
+        answer = server.ask(png(0), "What is it?", max_tokens=4)
+    told = answer.usage.model_dump()
+    assert answer.choices[0].message.content == whole and whole.tokens.visual < 250
+    assert told["visual_tokens_kept"] == told["visual_tokens"] == whole.tokens.visual
+
+
 def test_in_10_what_is_wrong_with_a_picture_is_told_with_its_place(server: Any) -> None:
     """Also IN-14: pixels are counted before they are decoded, over all pictures of a request."""
     with pytest.raises(openai.BadRequestError, match=r"content\[0\]: data URI: its base64 is damaged: "):
