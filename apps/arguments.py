@@ -36,7 +36,8 @@ __all__ = ["COMMANDS", "MODEL", "Command"]
 class Command:
     """A command in one line, and what may be said to it. `usage` is for words that argparse would tell in another way.
 
-    `short` are a flag and the first word that it stands for: with ("--env", "play"), `robot --env NAME` is `robot play NAME`.
+    `short` are a flag and the first word that it stands for: with ("--env", "play"), `robot --env NAME` is `robot play NAME`. `actions` are
+    first words of which each has a help of its own, with the words behind it.
     """
 
     about: str
@@ -44,6 +45,7 @@ class Command:
     words: tuple[Words, ...] = ()
     usage: str = ""
     short: tuple[str, str] = ("", "")
+    actions: tuple[tuple[str, str], ...] = ()
 
 
 def _for(action: str, flag: Flag) -> Flag:
@@ -68,8 +70,15 @@ ASK = Command(
         Flag("--explain", "PICTURE", "draw what was looked at into this file (.png, .jpg, ...)"),
         JSON,
     ),
-    (Words("words", "one or more pictures or clips, then the question", 'PATH... "question"', number="+"),),
-    'mmsdk ask PATH... "question" [options]',
+    (
+        Words(
+            "words",
+            "pictures and clips, none only for a model that reads text alone, then the question",
+            '[PATH ...] "question"',
+            number="+",
+        ),
+    ),
+    'mmsdk ask [PATH ...] "question" [options]',
 )
 
 CHAT = Command(
@@ -96,7 +105,11 @@ CHAT = Command(
 IMAGINE = Command(
     "make a clip of a sentence",
     (
-        replace(MODEL, about=f"{MODEL.about}; here a folder that `python -m mmsdk.apps.train_video` wrote, or one of diffusers"),
+        replace(
+            MODEL,
+            about=f"{MODEL.about}; here a folder that `python -m mmsdk.apps.train_video` wrote, or one of diffusers: none ships with mmsdk",
+            default=None,
+        ),
         replace(OUT, about=f"{OUT.about}; a .mp4, a .gif, or a .png of all frames", default="clip.mp4"),
         SEED,
         Flag("--steps", "N", "steps from noise to the clip, without it the model's own", int),
@@ -203,13 +216,20 @@ ROBOT = Command(
     (
         Words(
             "action",
-            "play episodes of a simulated task; serve a policy over a websocket until Ctrl-C; record a loop, replay a recording, export "
+            "play episodes of a simulated task; serve a policy over a websocket until Ctrl-C; record a loop; replay a recording; export "
             "recordings as a data set",
             said=("play", "serve", "record", "replay", "export"),
         ),
         Words("words", "play: a task; serve, record: FILE.py:NAME; replay, export: folders of recordings", "WHAT", number="+"),
     ),
     short=("--env", "play"),
+    actions=(
+        ("play", "TASK"),
+        ("serve", "FILE.py:NAME"),
+        ("record", "FILE.py:NAME"),
+        ("replay", "FOLDER..."),
+        ("export", "FOLDER..."),
+    ),
 )
 
 ROS = Command(
