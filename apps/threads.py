@@ -13,8 +13,8 @@ MOST = 1024
 def limit(threads: int) -> None:
     """Let so many threads compute, in torch and in our own C++, which share OpenMP's; 0 leaves it to torch, which takes all cores.
 
-    OpenMP and MKL read their variables once, when torch is imported, and each thread that computes, such as a server's, and each process that is
-    begun inherits it. Raises InputError for a number that cannot be.
+    OpenMP and MKL read their variables once, when torch is imported, and each thread that computes, such as a server's, and each process
+    that is begun inherits them. Raises InputError for a number that cannot be.
     """
     if not 0 <= threads <= MOST:
         raise InputError(f"it is {threads}, expected 1 to {MOST}, or 0 for one on each core", item="--threads")
