@@ -252,11 +252,13 @@ def _written(step: Step[Method]) -> str:
     if isinstance(method, Identity) and amount == 1.0:
         return named(method)
     how = f"{AUTO}@prefill<{amount.ms:g}ms" if isinstance(amount, Target) else str(amount)
-    known = (
-        {one.name: one.default for one in dataclasses.fields(type(method)) if one.init} if dataclasses.is_dataclass(type(method)) else {}
-    )
-    knobs = [f"{name}={getattr(method, name)}" for name, usual in known.items() if getattr(method, name) != usual]
-    return f"{named(method)}:{','.join([how, *knobs])}"
+    return f"{named(method)}:{','.join([how, *_knobs(method)])}"
+
+
+def _knobs(method: object) -> list[str]:
+    """The knobs of a method that are not the usual ones, each as it is written."""
+    known = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    return [f"{one.name}={getattr(method, one.name)}" for one in known if one.init and getattr(method, one.name) != one.default]
 
 
 def _joined(before: Compressed, after: Compressed) -> Compressed:
