@@ -23,6 +23,7 @@ from mmsdk.apps.flags import (
     QUANTIZE,
     SAMPLING,
     SEED,
+    THREADS,
     TICKS,
     Flag,
     Words,
@@ -35,7 +36,8 @@ __all__ = ["COMMANDS", "MODEL", "Command"]
 class Command:
     """A command in one line, and what may be said to it. `usage` is for words that argparse would tell in another way.
 
-    `short` are a flag and the first word that it stands for: with ("--env", "play"), `robot --env NAME` is `robot play NAME`.
+    `short` are a flag and the first word that it stands for: with ("--env", "play"), `robot --env NAME` is `robot play NAME`. `actions` are
+    first words of which each has a help of its own, with the words behind it.
     """
 
     about: str
@@ -43,6 +45,7 @@ class Command:
     words: tuple[Words, ...] = ()
     usage: str = ""
     short: tuple[str, str] = ("", "")
+    actions: tuple[tuple[str, str], ...] = ()
 
 
 def _for(action: str, flag: Flag) -> Flag:
@@ -62,12 +65,20 @@ ASK = Command(
         GGUF_FILE,
         ADAPTER,
         DEVICE,
+        THREADS,
         *FORMS,
         Flag("--explain", "PICTURE", "draw what was looked at into this file (.png, .jpg, ...)"),
         JSON,
     ),
-    (Words("words", "one or more pictures or clips, then the question", 'PATH... "question"', number="+"),),
-    'mmsdk ask PATH... "question" [options]',
+    (
+        Words(
+            "words",
+            "pictures and clips, none only for a model that reads text alone, then the question",
+            '[PATH ...] "question"',
+            number="+",
+        ),
+    ),
+    'mmsdk ask [PATH ...] "question" [options]',
 )
 
 CHAT = Command(
@@ -83,6 +94,7 @@ CHAT = Command(
         GGUF_FILE,
         ADAPTER,
         DEVICE,
+        THREADS,
         *FORMS,
         replace(JSON, about=f"{JSON.about}; one object a line"),
     ),
@@ -93,7 +105,11 @@ CHAT = Command(
 IMAGINE = Command(
     "make a clip of a sentence",
     (
-        replace(MODEL, about=f"{MODEL.about}; here a folder that `python -m mmsdk.apps.train_video` wrote, or one of diffusers"),
+        replace(
+            MODEL,
+            about=f"{MODEL.about}; here a folder that `python -m mmsdk.apps.train_video` wrote, or one of diffusers: none ships with mmsdk",
+            default=None,
+        ),
         replace(OUT, about=f"{OUT.about}; a .mp4, a .gif, or a .png of all frames", default="clip.mp4"),
         SEED,
         Flag("--steps", "N", "steps from noise to the clip, without it the model's own", int),
@@ -106,12 +122,13 @@ IMAGINE = Command(
         Flag("--against", "TEXT", "what guidance goes away from", default=""),
         Flag("--coarse", "N", "so many of the first steps at half the size, which is several times as fast", int, 0),
         Flag("--attention", "METHOD", 'dense, or a sparse attention of `mmsdk methods` with its knobs ("svg2:mass=0.9")', default="dense"),
-        Flag("--cache", "METHOD", 'none, or a step cache with its first knob ("first_block:0.05")', default="none"),
+        Flag("--cache", "METHOD", 'none, or a step cache of `mmsdk methods` with its first knob ("first_block:0.05")', default="none"),
         Flag("--length", "N", "frames of the clip; 0 for the model's own", int, 0),
         Flag("--height", "N", "rows of pixels; 0 for the model's own", int, 0),
         Flag("--width", "N", "columns of pixels; 0 for the model's own", int, 0),
         DTYPE,
         DEVICE,
+        THREADS,
         JSON,
     ),
     (Words("text", "the sentence, in quotes", '"text"'),),
@@ -127,6 +144,7 @@ DEMO = Command(
         replace(QUANTIZE, about=f"{QUANTIZE.about}; chosen at first"),
         GGUF_FILE,
         DEVICE,
+        THREADS,
         HOST,
         replace(PORT, default=7860),
         Flag("--video-model", "FOLDER", "a model that makes clips, for a tab of its own; see `mmsdk imagine`", default=""),
@@ -150,6 +168,7 @@ SERVE = Command(
         GGUF_FILE,
         ADAPTER,
         DEVICE,
+        THREADS,
         HOST,
         PORT,
         KEYS,
@@ -197,13 +216,20 @@ ROBOT = Command(
     (
         Words(
             "action",
-            "play episodes of a simulated task; serve a policy over a websocket until Ctrl-C; record a loop, replay a recording, export "
+            "play episodes of a simulated task; serve a policy over a websocket until Ctrl-C; record a loop; replay a recording; export "
             "recordings as a data set",
             said=("play", "serve", "record", "replay", "export"),
         ),
         Words("words", "play: a task; serve, record: FILE.py:NAME; replay, export: folders of recordings", "WHAT", number="+"),
     ),
     short=("--env", "play"),
+    actions=(
+        ("play", "TASK"),
+        ("serve", "FILE.py:NAME"),
+        ("record", "FILE.py:NAME"),
+        ("replay", "FOLDER..."),
+        ("export", "FOLDER..."),
+    ),
 )
 
 ROS = Command(
@@ -235,6 +261,7 @@ WEIGHTS = Command(
 BENCH = Command(
     "run a benchmark, or print the result kept of one",
     (
+        THREADS,
         JSON,
         Flag("--committed", "", "print the result kept in the repository instead of running"),
         Flag("--compile-only", "", "for the bench of kernels: compile them and run none"),

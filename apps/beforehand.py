@@ -13,11 +13,12 @@ from types import MappingProxyType
 
 from mmsdk.apps.arguments import MODEL
 from mmsdk.errors import InputError
-from mmsdk.named import check_maker, nowhere
+from mmsdk.named import HOW_TO_FILM, check_maker, nowhere
 
-__all__ = ["USAGE", "adapters_in", "check", "check_drawn", "check_named", "keys_in", "listening", "split", "text_in"]
+__all__ = ["SEEING", "USAGE", "adapters_in", "check", "check_drawn", "check_named", "keys_in", "listening", "split", "text_in"]
 
 USAGE = 'write: mmsdk ask PATH... "question"'
+SEEING = "answers about what it sees (a model that reads text alone needs no picture: --model NAME)"
 PORTS = 2**16
 ADAPTER = "adapter_config.json"
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -40,7 +41,7 @@ def split(words: list[str], model: str) -> tuple[list[str], str]:
         if not path.lower().startswith(("data:", "file:", "http:", "https:")) and not os.path.exists(path):
             raise InputError(f"there is no such file; the question comes last, as one word in quotes; {USAGE}", item=path)
     if not paths and model in MODEL.said:
-        raise InputError(f"no picture or clip was named; {USAGE}", item=question)
+        raise InputError(f"no picture or clip was named, and {model} {SEEING}; {USAGE}", item=question)
     return paths, question
 
 
@@ -162,6 +163,8 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 def _imagine(args: argparse.Namespace) -> None:
+    if args.model is None:
+        raise InputError(f"no video model comes with mmsdk yet: {HOW_TO_FILM}, or a folder of diffusers", item="--model")
     check_maker(args.model)
 
 

@@ -18,6 +18,7 @@ from mmsdk.apps.arguments import COMMANDS
 from mmsdk.apps.beforehand import check
 from mmsdk.apps.interrupts import INTERRUPTED, interruptible
 from mmsdk.apps.parser import UsageError, near, parser
+from mmsdk.apps.threads import limit
 from mmsdk.errors import InputError, MmsdkError, SafetyError, WeightsError
 
 __all__ = ["main"]
@@ -52,6 +53,7 @@ def _run(words: list[str]) -> int:
     try:
         args = _parse(words)
         check(args)
+        limit(getattr(args, "threads", 0))
         command = import_module(f"mmsdk.apps.commands.{args.command}")
         with interruptible():
             code: int = command.run(args)
@@ -70,6 +72,7 @@ def _discard_output() -> None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
+    _check_flags(argv)
     made = parser()
     args: argparse.Namespace
     args, extra = made.parse_known_args(argv)
@@ -82,11 +85,25 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         # argparse takes only the first run of words: `ask photo.jpg --seed 3 "question"`
         args.words, extra = args.words + extra, []
     if extra:
-        wrong = next((word for word in extra if word.startswith("-")), extra[0]).split("=")[0]
-        raise UsageError(
-            f"`mmsdk {args.command}` does not know {wrong!r}{near(wrong, [flag.name for flag in COMMANDS[args.command].flags])}"
-        )
+        raise _unknown(args.command, next((word for word in extra if word.startswith("-")), extra[0]))
     return args
+
+
+def _check_flags(argv: list[str]) -> None:
+    """Before argparse, which would first ask for the words that are missing beside a flag that is misspelt."""
+    command, *words = argv or [""]
+    if command not in COMMANDS:
+        return
+    for word in words[: words.index("--") if "--" in words else None]:
+        if word.startswith("--") and word.partition("=")[0] not in ("--help", *(flag.name for flag in COMMANDS[command].flags)):
+            raise _unknown(command, word)
+
+
+def _unknown(command: str, word: str) -> UsageError:
+    wrong = word.split("=")[0]
+    return UsageError(
+        f"`mmsdk {command}` does not know {wrong!r}{near(wrong, [flag.name for flag in COMMANDS[command].flags] + ['--help'])}"
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Tables are for people, wherever they read them; programs are given JSON.
 """
 
+import re
 import shutil
 import sys
 import textwrap
@@ -49,26 +50,32 @@ def table(rows: Sequence[Mapping[str, Cell]], width: int | None = None) -> str:
     """Rows under one line of column names; columns in order of first appearance, numbers to the right.
 
     Where the lines would be longer than `width` characters, the widest columns are wrapped, within a word (a path) only where nothing else
-    would do. Nothing is left out.
+    would do. Nothing is left out, and no name of a column is broken within a word: where that does not fit, lines are longer.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [columns, *[[_text(row.get(name)) for name in columns] for row in rows]]
-    widths = _fitted([[line[i] for line in lines] for i in range(len(columns))], width)
+    lines = [[_text(row.get(name)) for name in columns] for row in rows]
+    widths = _fitted([[name, *(line[i] for line in lines)] for i, name in enumerate(columns)], width)
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
-    drawn = [GAP.join(map(_pad, part, widths, numeric)).rstrip() for line in lines for part in _wrapped(line, widths)]
-    return "\n".join(drawn)
+    head = zip_longest(*map(_broken, columns, widths), fillvalue="")
+    parts = [*head, *(part for line in lines for part in _wrapped(line, widths))]
+    return "\n".join(GAP.join(map(_pad, part, widths, numeric)).rstrip() for part in parts)
 
 
 def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int]:
     """Column widths with the widest made narrower, one character at a time, until a line fits or nothing more can be taken.
 
-    First no column becomes narrower than its longest word, then none narrower than NARROWEST.
+    First no column becomes narrower than its longest word, then none narrower than NARROWEST, or than all that stands in it. The first
+    cell is the column's name, which is broken behind spaces and underscores and nowhere else.
     """
     fitted = [max(map(len, cells)) for cells in columns]
     room = sum(fitted) if width is None else width - len(GAP) * (len(fitted) - 1)
-    for least in ([max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns], [0] * len(columns)):
+    names = [max(map(len, cells[0].replace("_", "_ ").split()), default=0) for cells in columns]
+    words = [max((len(word) for cell in cells[1:] for word in cell.split()), default=0) for cells in columns]
+    wholes = [max(map(len, cells[1:]), default=0) for cells in columns]
+    for least in (words, [0] * len(columns)):
+        floors = [max(name, low, min(NARROWEST, whole)) for name, low, whole in zip(names, least, wholes, strict=True)]
         while sum(fitted) > room:
-            spare = [wide if wide > max(NARROWEST, low) else 0 for wide, low in zip(fitted, least, strict=True)]
+            spare = [wide if wide > floor else 0 for wide, floor in zip(fitted, floors, strict=True)]
             if not any(spare):
                 break
             fitted[spare.index(max(spare))] -= 1
@@ -82,6 +89,16 @@ def _wrapped(line: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]
         for cell, width in zip(line, widths, strict=True)
     ]
     return list(zip_longest(*cells, fillvalue=""))
+
+
+def _broken(name: str, width: int) -> list[str]:
+    """The lines that the name of a column takes: it is broken behind spaces and underscores, and nowhere else."""
+    lines = [""]
+    for part in re.findall(r"[^_ ]*_|[^_ ]+ ?| ", name):
+        if lines[-1] and len(f"{lines[-1]}{part}".rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
 
 
 def _pad(cell: str, width: int, right: bool) -> str:

@@ -31,6 +31,7 @@ BOLD = 1  # pixels that bold letters are wider
 QUESTION = "#1d4f91"
 FRAMES = 8  # a clip shows at most so many of its steps
 HEAT, DIM = 0.45, 0.25
+THIN = 24  # pixels that a panel's shorter side has at least: a strip is drawn thicker than it is
 BRIGHT = 170  # above it a border is black, below it white
 
 Panel = UInt8[np.ndarray, "H W 3"]
@@ -103,7 +104,7 @@ def _heat(sight: Sight) -> Float[Tensor, "t h w"]:
 def _fitted(pixels: UInt8[Tensor, "3 h w"], side: int = SIDE) -> Panel:
     height, width = pixels.shape[1:]
     scale = side / max(height, width)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    size = max(THIN, round(width * scale)), max(THIN, round(height * scale))
     way = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
     fitted: Panel = cv2.resize(pixels.permute(1, 2, 0).contiguous().numpy(), size, interpolation=way)
     return fitted

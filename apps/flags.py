@@ -23,6 +23,7 @@ __all__ = [
     "SAMPLING",
     "SEED",
     "TEMPERATURE",
+    "THREADS",
     "TICKS",
     "Flag",
     "Words",
@@ -58,7 +59,9 @@ class Words:
 
 
 JSON = Flag("--json", "", "print JSON in place of text")
-MODEL = Flag("--model", "NAME", 'a model: "mini", a folder, or "org/name"', default="mini", said=("mini",))
+MODEL = Flag(
+    "--model", "NAME", 'a model: "mini", a folder, "org/name", or the GGUF file of a language model', default="mini", said=("mini",)
+)
 COMPRESS = Flag(
     "--compress",
     "METHOD:AMOUNT",
@@ -90,6 +93,13 @@ QUANTIZE = Flag(
     said=("none", "int8", "int4"),
 )
 DEVICE = Flag("--device", "NAME", "cpu, cuda, cuda:1, ...", default="cpu", said=("cpu", "cuda"))
+THREADS = Flag(
+    "--threads",
+    "N",
+    "so many threads compute; 0 for one on each core, and on a machine that is busy 1 is often several times as fast",
+    int,
+    0,
+)
 GGUF_FILE = Flag("--gguf-file", "FILE", "a GGUF file, in the folder or anywhere, that the language model is read from", default="")
 ADAPTER = Flag(
     "--adapter",

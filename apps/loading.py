@@ -49,7 +49,7 @@ def needing(module: str, extra: str, item: str) -> ModuleType:
         package = (error.name or "mmsdk").partition(".")[0]
         if package == "mmsdk":
             raise
-        raise InputError(f"the package {package} is not installed: pip install 'mmsdk[{extra}]'", item=item) from None
+        raise InputError(f"the package {package} is not installed: pip install '.[{extra}]' in the clone", item=item) from None
 
 
 def _file(path: Path) -> ModuleType:

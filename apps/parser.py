@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -20,11 +21,12 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises UsageError instead of leaving, and says what is near. `short` is as in `Command`.
 
-    Behind one of its `actions`, help shows what can be said to that one.
+    Behind one of its `actions`, help shows what can be said to that one; `behind` are the words that belong behind each.
     """
 
     short: tuple[str, str] = ("", "")
     actions: tuple[str, ...] = ()
+    behind: tuple[tuple[str, str], ...] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, where the short form was spelt out."""
@@ -36,10 +38,23 @@ class Parser(argparse.ArgumentParser):
 
     def _show_only(self, word: str) -> None:
         """Leave out of the help what belongs to other actions, and the word in front of what belongs to this one."""
+        for words in (words for name, words in self.behind if name == word):
+            self._tell_use(word, words)
         for one in self._actions:
             owners, colon, about = (one.help or "").partition(": ")
             if one.option_strings and colon and set(owners.split(", ")) <= set(self.actions):
                 one.help = about if word in owners.split(", ") else argparse.SUPPRESS
+
+    def _tell_use(self, word: str, words: str) -> None:
+        """The usage of one action, and in the place of what all of them do, what this one does."""
+        self.usage = f"{self.prog} {word} {words} [options]"
+        for one in [one for one in self._actions if not one.option_strings]:
+            if one.dest == "action":
+                parts = (one.help or "").split("; ")
+                self.description, one.help = next(part for part in parts if part.startswith(word)), argparse.SUPPRESS
+            else:
+                told = [part.partition(": ") for part in (one.help or "").split("; ")]
+                one.metavar, one.help = words, next(about for names, _, about in told if word in names.split(", "))
 
     def error(self, message: str) -> NoReturn:
         """Raise it."""
@@ -56,7 +71,7 @@ def parser() -> Parser:
     commands = made.add_subparsers(dest="command", metavar="command", parser_class=Parser)
     for name, command in COMMANDS.items():
         under = commands.add_parser(name, help=command.about, allow_abbrev=False)
-        under.usage, under.short = command.usage or None, command.short
+        under.usage, under.short, under.behind = command.usage or None, command.short, command.actions
         for words in command.words:
             under.actions = words.said if words.name == "action" else under.actions
             _add_words(under, words)
@@ -92,5 +107,5 @@ def _add_flag(under: Parser, flag: Flag) -> None:
     elif flag.repeated:
         under.add_argument(flag.name, metavar=flag.value, action="append", default=[], help=flag.about)
     else:
-        told = flag.about if flag.default is None else f"{flag.about} (default: {flag.default})"
+        told = flag.about if flag.default in (None, "", math.inf) else f"{flag.about} (default: {flag.default})"
         under.add_argument(flag.name, metavar=flag.value, type=flag.kind, default=flag.default, required=flag.needed, help=told)

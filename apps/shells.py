@@ -13,7 +13,7 @@ from mmsdk.weights.bundle import available
 
 __all__ = ["SHELLS", "bash", "fish", "zsh"]
 
-PATHS = ("FILE", "FOLDER", "PICTURE", "FILE.py:NAME", "WHAT", "PATH...", 'PATH... "question"')
+PATHS = ("FILE", "FOLDER", "PICTURE", "FILE.py:NAME", "WHAT", "PATH...", '[PATH ...] "question"')
 """What stands for a path, among the names of what is said."""
 
 METHODS = {"--compress": "mmsdk.tokencomp.methods", "--kv": "mmsdk.kv.policies"}

@@ -38,7 +38,8 @@ A line is a question, or begins with one of these; "//" begins a question with a
   /help              this list
   /quit              end, as the end of the input does
 
-Turns count from 1, and from the end as -1, -2, ... Ctrl-C stops an answer, and its question was then never asked."""
+Turns count from 1, and from the end as -1, -2, ... Ctrl-C stops an answer, and its question was then never
+asked; at the prompt it takes away a line that is half typed, and at an empty one it ends."""
 
 
 @dataclass(slots=True)

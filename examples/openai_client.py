@@ -2,7 +2,7 @@
 
 python examples/openai_client.py [URL]        # of a server that runs; without one, one is started and ended again
 
-It needs `pip install "mmsdk[serve]" openai`.
+It needs `pip install ".[serve]" openai`, in the clone.
 """
 
 import base64

@@ -52,7 +52,9 @@ def resources(op: Op, case: Case, dtype: torch.dtype, target: str) -> Resources:
     if target not in TARGETS:
         raise InputError(f"there are {', '.join(TARGETS)}; got {target!r}", item="target")
     if triton is None or triton.knobs.runtime.interpret:
-        raise InputError('compiling needs Triton (on Linux: pip install "mmsdk[kernels]"), and TRITON_INTERPRET not set', item=target)
+        raise InputError(
+            'compiling needs Triton (on Linux: pip install ".[kernels]" in the clone), and TRITON_INTERPRET not set', item=target
+        )
     arguments = moved(case.make(torch.Generator().manual_seed(0), dtype), torch.device("meta"))
     found = [_taken(compiled(launch, target), target) for launch in op.plan(*arguments).launches]
     return Resources(*(max(column) for column in zip(*found, strict=True)))

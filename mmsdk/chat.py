@@ -33,7 +33,7 @@ from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt, Text, Turn, written
 from mmsdk.recall import SIGHTS, Recall, Sights
 from mmsdk.stages import Question, read, refuse_messages
-from mmsdk.vision.values import brief, shown, whole
+from mmsdk.vision.values import shown, whole
 
 __all__ = ["Chat", "Exchange"]
 
@@ -48,7 +48,12 @@ class Exchange:
     answer: Answer
 
     def __repr__(self) -> str:
-        return brief(self)
+        looked = [medium.source for medium in self.asked.media]
+        return f"Exchange({shown(self.question)}, answer={shown(str(self.answer))}{f', shown={shown(looked)}' if looked else ''})"
+
+    def __str__(self) -> str:
+        looked = "".join(f"[{medium.source}] " for medium in self.asked.media)
+        return f"{looked}{self.question}\n  {self.answer}"
 
     @property
     def question(self) -> str:
@@ -80,6 +85,10 @@ class Chat:
         # counts what was begun and what was changed: a stream of an earlier state is over
         self._state = 0
         self._system = _checked(system)
+
+    def __repr__(self) -> str:
+        count, system = len(self._turns), f", system={shown(self._system)}" if self._system else ""
+        return f"Chat({self._vlm.name!r}, {count} turn{'s' * (count != 1)}{system})"
 
     @property
     def turns(self) -> tuple[Exchange, ...]:

@@ -46,11 +46,13 @@ M_co = TypeVar("M_co", bound=Method, covariant=True)
 class Step(Generic[M_co]):
     """A method and how much it may keep of each visual input: a count (int), a fraction (float), or what a target has time for.
 
-    "adaptive", which a `Pruner` alone can be, is as many as it finds right for each input.
+    "adaptive", which a `Pruner` alone can be, is as many as it finds right for each input. Where `most`, a count is what stays at most: of
+    an input that has fewer tokens all of them, and no error.
     """
 
     method: M_co
     amount: int | float | Target | Literal["adaptive"]
+    most: bool = False
 
     def budget(self, n: int) -> Budget:
         """The count of n tokens that may stay, of an adaptive step the most: all. Raises BudgetError where the amount does not fit, or is
@@ -59,7 +61,7 @@ class Step(Generic[M_co]):
             return Budget(n)
         if isinstance(self.amount, Target):
             raise BudgetError(f"a prefill of {self.amount.ms:g} ms is no number of tokens; a pipeline makes it one (mmsdk.fitting)")
-        return Budget.of(self.amount, n)
+        return Budget.of(min(self.amount, n) if self.most and isinstance(self.amount, int) else self.amount, n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +114,12 @@ class Compression:
     @property
     def inside_encoder(self) -> tuple[Step[Shortener | Pruner], ...]:
         """The step that shortens the encoder, if there is one."""
-        return tuple(Step(step.method, step.amount) for step in self.steps if isinstance(step.method, Shortener | Pruner))
+        return tuple(Step(step.method, step.amount, step.most) for step in self.steps if isinstance(step.method, Shortener | Pruner))
 
     @property
     def inside_decoder(self) -> tuple[Step[Thinner], ...]:
         """The step that thins inside the decoder, if there is one."""
-        return tuple(Step(step.method, step.amount) for step in self.steps if isinstance(step.method, Thinner))
+        return tuple(Step(step.method, step.amount, step.most) for step in self.steps if isinstance(step.method, Thinner))
 
     @property
     def before(self) -> "Compression":
@@ -138,6 +140,10 @@ class Compression:
     def asks(self) -> bool:
         """Whether any step wants to know the question."""
         return any(isinstance(step.method, Compressor) and step.method.asks for step in self.steps)
+
+    def at_most(self) -> "Compression":
+        """The same where every count is the most that stays, so that an input with fewer tokens keeps all of them."""
+        return Compression(tuple(dataclasses.replace(step, most=True) for step in self.steps), self.proportional)
 
     def __call__(self, tokens: Sequence[VisualTokens], query: Sequence[Float[Tensor, "_ d"]] | None = None) -> list[Compressed]:
         """Take a batch of visual inputs through the steps between encoder and decoder; each meets each step's budget by itself.
@@ -164,6 +170,12 @@ class Compression:
         budgets = [step.budget(len(item)) for item in sources]
         entered = step.method.enter(sources, budgets)
         return [_entering(step.method, *one) for one in zip(between, entered, budgets, strict=True)]
+
+    @property
+    def spec(self) -> str | list[str]:
+        """What a user writes for it: "uniform:64", or a list of such strings, with knobs where they are not the usual ones."""
+        told = [_written(step) for step in self.steps] + [PROPORTIONAL] * self.proportional
+        return told[0] if len(told) == 1 else told or "identity"
 
     @property
     def _turn(self) -> int:
@@ -232,6 +244,21 @@ def _amount(text: str, part: str) -> int | float | Target:
     # an amount that no input could meet is refused here, before any weights are loaded
     Budget.of(amount, max(1, amount) if isinstance(amount, int) else 1)
     return amount
+
+
+def _written(step: Step[Method]) -> str:
+    """A step as it is written, of a method that is no dataclass by its name alone."""
+    method, amount = step.method, step.amount
+    if isinstance(method, Identity) and amount == 1.0:
+        return named(method)
+    how = f"{AUTO}@prefill<{amount.ms:g}ms" if isinstance(amount, Target) else str(amount)
+    return f"{named(method)}:{','.join([how, *_knobs(method)])}"
+
+
+def _knobs(method: object) -> list[str]:
+    """The knobs of a method that are not the usual ones, each as it is written."""
+    known = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    return [f"{one.name}={getattr(method, one.name)}" for one in known if one.init and getattr(method, one.name) != one.default]
 
 
 def _joined(before: Compressed, after: Compressed) -> Compressed:

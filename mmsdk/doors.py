@@ -40,6 +40,13 @@ _SHOWN = ("image", "images", "video", "videos", "text", "prompt", "messages", "i
 _ASKED = ("max_tokens", "max_new_tokens", "temperature", "do_sample", "top_k", "top_p", "min_p", "seed", "stop", "num_beams", "n", "choice")
 """What a question is asked with, and no model opened."""
 
+_FORMS = ("schema", "regex", "choice")
+_CONFIGURED = (
+    *_FORMS, "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "max_time", "logprobs", "num_beams", "length_penalty", "early_stopping",
+)  # fmt: skip
+"""What a conversation takes in one piece, as its settings."""
+
 # Of the whole pipeline, and of no single question: what it is called here.
 _OPENED: Mapping[str, str] = MappingProxyType(
     {name: name for name in ("kv", "quantize", "dtype", "device", "batch_size", "gguf_file", "model", "task")}
@@ -88,6 +95,12 @@ def _hint(name: str, known: list[str]) -> str:
     """Another way to what this name does elsewhere, at this door; "" where there is none."""
     if name in _ELSEWHERE and _ELSEWHERE[name][0] in known:
         return f"{_ELSEWHERE[name][1]}; "
+    if name == "n" and known[:2] == ["media", "question"]:
+        return 'a stream answers one question, once: pipe("photo.jpg", "What is it?", n=2) gives several answers, as a list; '
+    ours = _ELSEWHERE[name][0] if name in _ELSEWHERE else name
+    if "config" in known and ours in _CONFIGURED:
+        form = f"constraint=Constraint.of({ours}=...)" if ours in _FORMS else f"{ours}=..."
+        return f"it goes into the settings: config=GenerationConfig({form}); "
     if name in _SHOWN and "question" in known:
         return 'what is shown and asked comes first, without names: ("photo.jpg", "What is it?"); '
     if name in _ASKED and "task" in known:

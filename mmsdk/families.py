@@ -1,4 +1,4 @@
-"""From what a user calls a model to the family that runs it: "mini", a folder, or "org/name".
+"""From what a user calls a model to the family that runs it: "mini", a folder, "org/name", or the GGUF file of a language model alone.
 
 A family is a module of `mmsdk.models` with `load(name, folder, dtype, device, quantize)`, and is named as `config.json` names its
 `model_type`. The families of `mmsdk.models.text` are language models alone, which `mmsdk.models.language` runs.
@@ -10,16 +10,18 @@ first, and the weights only once its family is known to be one that can be run.
 """
 
 import difflib
+import os
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 import torch
 
 from mmsdk import plugins
-from mmsdk.errors import ModelError
+from mmsdk.errors import ModelError, WeightsError
 from mmsdk.models import text
 from mmsdk.models.types import VLM
 from mmsdk.quant.types import Quantize
+from mmsdk.vision.values import cause
 from mmsdk.weights.bundle import adapter_name
 from mmsdk.weights.fetch import Progress, quiet
 from mmsdk.weights.fields import read_fields
@@ -52,6 +54,15 @@ class Bundled(Protocol):
         ...
 
 
+@runtime_checkable
+class Filed(Protocol):
+    """What the module of language models alone offers beside that."""
+
+    def load_file(self, name: str, path: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize) -> VLM:
+        """The model of a GGUF file, with nothing beside it."""
+        ...
+
+
 def families() -> list[str]:
     """The families that can be run: those with sight, then language models alone."""
     seeing = [name for name in plugins.available(PACKAGE) if name not in ("language", "text", "types")]
@@ -68,10 +79,14 @@ def open_model(
     """
     if name in NAMED:
         return _bundled(name, None, name, dtype, device, quantize, gguf_file)
+    file = Path(os.path.expanduser(name))
+    if file.is_file():
+        return _from_file(name, file, dtype, device, quantize, gguf_file)
     if "/" not in name and not Path(name).is_dir():
         close = difflib.get_close_matches(name, NAMED, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(NAMED)}."
-        raise ModelError(f'there is no model {name!r}; {hint} A folder or "org/name" works too, of a supported family: {_supported()}')
+        others = f'A folder or "org/name" works too, of a supported family: {_supported()}; and the GGUF file of a language model'
+        raise ModelError(f"there is no model {name!r}; {hint} {others}")
     kind = _kind(name, resolve(name, [SETTINGS, *map(adapter_name, NAMED)]))
     if kind in NAMED:
         return _bundled(kind, resolve(name), name, dtype, device, quantize, gguf_file)
@@ -79,6 +94,24 @@ def open_model(
     family = cast(Family, plugins.find(PACKAGE, kind if kind in plugins.available(PACKAGE) else "language"))
     with progress(f"loading {name}", folder.checkpoint.size) as told:
         return family.load(name, folder.telling(told), dtype, device, quantize)
+
+
+def _from_file(name: str, file: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize, gguf_file: str) -> VLM:
+    """A language model alone, which a GGUF file can be. Raises ModelError for any other file, saying what to name instead."""
+    try:
+        with file.open("rb") as opened:
+            known = opened.read(4) == b"GGUF"
+    except OSError as error:
+        raise WeightsError(f"{name} cannot be read: {cause(error)}") from error
+    if not known:
+        raise ModelError(f"{name} is a file, and no GGUF file; name the folder that it lies in, with config.json and tokenizer.json")
+    if gguf_file:
+        raise ModelError(f"{name} is a GGUF file itself; name a folder as the model beside gguf_file={gguf_file!r}, or leave that out")
+    try:
+        return cast(Filed, plugins.find(PACKAGE, "language")).load_file(name, file, dtype, device, quantize)
+    except ModelError as error:
+        told = f"where a folder has the model's config.json and tokenizer.json, name that as the model, and gguf_file={name!r}"
+        raise ModelError(f"{error}; {told}") from error
 
 
 def _bundled(
@@ -97,6 +130,13 @@ def _kind(name: str, folder: Path) -> str:
     config = folder / SETTINGS
     if not config.is_file():
         trained = [family for family in NAMED if (folder / adapter_name(family)).is_file()]
+        files = sorted(path.name for path in folder.glob("*.gguf"))
+        if not trained and files:
+            beside = "put config.json, tokenizer.json and the chat template beside it, and what a model that sees has more"
+            alone = folder / files[0]
+            raise ModelError(
+                f"{name} has no {SETTINGS}: {beside}; or name the file itself, of a language model alone: model={str(alone)!r}"
+            )
         if not trained:
             raise ModelError(f"{name} has no {SETTINGS}, so its family is unknown; supported: {_supported()}")
         return trained[0]

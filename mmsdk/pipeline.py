@@ -38,7 +38,7 @@ from mmsdk.kv.memory import PagedMemory, RoundedMemory
 from mmsdk.kv.policy_memory import PolicyMemory
 from mmsdk.models.types import VLM
 from mmsdk.precision import resolve_dtype, resolve_quantize
-from mmsdk.reading import Question, pairs_of, refuse_messages
+from mmsdk.reading import Question, pairs_of, refuse_messages, refuse_pairs
 from mmsdk.recall import Recall, recalling
 from mmsdk.stages import Context
 from mmsdk.stream import StreamSession
@@ -94,12 +94,12 @@ def pipeline(
     These two take a folder, `dtype`, `device` and `progress`, a bar of the steps of clips where a world's frames show none, and a world
     its memory as `kv` ("pages:recalled=8", "window:8").
 
-    `model` is "mini", a folder, or "org/name"; `compress` says what the compress stage keeps ("uniform:64"); `dtype` "auto" is bfloat16
-    where the device computes in it natively, else float32; `batch_size` is how many rows of a batch run together; `quantize` "int4" or
-    "int8" stores the language model's matrices in fewer bits (processor only); `kv` "paged" keeps what the decoder knows in blocks, and
-    pictures as they were encoded, so that a later question about the same picture begins where the earlier one did, and "int8", "int4",
-    "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers; so may a policy with what it keeps of the prompt,
-    "snapkv:0.25" or "h2o:512" (docs/memory.md).
+    `model` is "mini", a folder, "org/name", or the GGUF file of a language model alone; `compress` says what the compress stage keeps
+    ("uniform:64"); `dtype` "auto" is bfloat16 where the device computes in it natively, else float32; `batch_size` is how many rows of a
+    batch run together; `quantize` "int4" or "int8" stores the language model's matrices in fewer bits (processor only); `kv` "paged" keeps
+    what the decoder knows in blocks, and pictures as they were encoded, so that a later question about the same picture begins where the
+    earlier one did, and "int8", "int4", "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers; so may a
+    policy with what it keeps of the prompt, "snapkv:0.25" or "h2o:512" (docs/memory.md).
     `gguf_file` is a file, in the folder or anywhere, that the language model is read from in the place of the folder's own. While a folder
     is read a bar says how far, on stderr where that is a terminal, unless `progress` is off. None in the place of a name is its default.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
@@ -159,7 +159,7 @@ class Pipeline:
         raise InputError(f"{told}; call mmsdk.pipeline(...) there, or copy.deepcopy(pipe) for a second one here", item="pipeline")
 
     def __repr__(self) -> str:
-        return f"Pipeline({self.vlm.name!r}, {self.compression!r}, batch_size={self.batch_size})"
+        return f"Pipeline({self.vlm.name!r}, compress={self.compression.spec!r}, batch_size={self.batch_size})"
 
     @overload
     def __call__(
@@ -300,6 +300,7 @@ class Pipeline:
         worn = self.adapters.worn(adapter, 1)
         if question is None:
             refuse_messages(media)
+            refuse_pairs(media)
             raise InputError('the question is missing; write pipe.stream("photo.jpg", "What is it?")', item="question")
         return streamed(self.vlm, steps, (media, question), config, self.recall, worn)
 

@@ -36,7 +36,7 @@ class Spec:
 
 def available(package: str) -> list[str]:
     """The plugins of a package ("mmsdk.tokencomp.methods") by name, sorted; files that begin with an underscore are private."""
-    return sorted(entry.name for entry in iter_modules(import_module(package).__path__) if not entry.name.startswith("_"))
+    return sorted(entry.name for entry in iter_modules(_folders(package)) if not entry.name.startswith("_"))
 
 
 def parse(text: str) -> Spec:
@@ -140,10 +140,20 @@ def _no_plugin(module: str, exported: Sequence[str]) -> PluginError:
 
 def _source(package: str, name: str) -> ast.Module:
     """The plugin file as it is written."""
-    spec = find_spec(f"{package}.{name}")
-    if spec is None or spec.origin is None:
-        raise PluginError(_unknown(name, available(package)))
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    places = [Path(folder, file) for folder in _folders(package) for file in (f"{name}.py", f"{name}/__init__.py")]
+    for place in places:
+        if place.is_file():
+            return ast.parse(place.read_text(encoding="utf-8"))
+    raise PluginError(_unknown(name, available(package)))
+
+
+def _folders(package: str) -> list[str]:
+    """Where the files of a package are. What lies around it is not imported, but for the outermost: some need seconds for that."""
+    outer, rest = package.split(".")[:2], package.split(".")[2:]
+    spec = find_spec(".".join(outer))
+    if spec is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError(f"no package named {package!r}", name=package)
+    return [str(Path(place, *rest)) for place in spec.submodule_search_locations]
 
 
 def _exported(node: ast.Assign) -> list[str]:

@@ -8,7 +8,7 @@ from mmsdk.prompt import Prompt
 from mmsdk.vision.intake import load
 from mmsdk.vision.values import shown
 
-__all__ = ["Question", "pairs_of", "read", "refuse_messages"]
+__all__ = ["Question", "pairs_of", "read", "refuse_messages", "refuse_pairs"]
 
 # What a user writes for one question: the media (one, several or none) and the words; or no media, and a prompt that holds its own.
 Question = tuple[Given | Sequence[Given], str | Prompt]
@@ -39,6 +39,16 @@ def refuse_messages(given: object) -> None:
         told = 'chat messages are not taken in this form; write pipe("photo.jpg", "What is it?"), or chat = pipe.chat("Be brief.") and'
         told += ' chat("photo.jpg", "What is it?") for each turn; `mmsdk serve` answers messages over HTTP'
         raise InputError(told, item="messages")
+
+
+def refuse_pairs(given: object) -> None:
+    """Raise InputError for a list of questions where one is answered: pairs of media and words."""
+    pairs = isinstance(given, list | tuple) and any(
+        isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[1], str | Prompt) for one in given
+    )
+    if pairs:
+        told = "a stream answers one question, once: ask for each of a list in turn, or pipe([...]) for all of them at one time"
+        raise InputError(told, item="question")
 
 
 def _read(index: int, item: object) -> Prompt | InputError:

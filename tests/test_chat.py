@@ -23,6 +23,7 @@ from mmsdk.prompt import Prompt, Segment, Text, Turn
 from mmsdk.recall import Recall, recalling
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.types import Image, Media, Video, VisualTokens
+from mmsdk.vision.values import shown
 
 SHORT = GenerationConfig(max_tokens=4)
 
@@ -142,8 +143,10 @@ def test_what_is_changed_cuts_the_cache_back_to_there(small: Mini) -> None:
     for turn in (2, -3):
         with pytest.raises(InputError, match=f"turn: there is no turn {turn}: there are 2"):
             chat.edit(turn, "What?")
-    # what was shown is told by its shape
-    assert "Image(pixels=uint8[3, " in repr(chat.turns[0]) and len(repr(chat.turns)) < 800
+    first = chat.turns[0]
+    assert str(first) == f"[picture 0] What is it called?\n  {first.answer}"
+    assert repr(first) == f"Exchange('What is it called?', answer={shown(str(first.answer))}, shown=['picture 0'])"
+    assert repr(chat) == "Chat('small', 2 turns, system='Be brief.')"
     chat.undo()
     chat.undo()
     with pytest.raises(InputError, match="nothing was asked yet"):

@@ -25,6 +25,24 @@ def test_names_amounts_and_knobs() -> None:
     assert compression(compression("random:8")) == compression("random:8")
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "identity",
+        "uniform:8",
+        "random:0.25,seed=3",
+        "simplecluster:auto@prefill<80ms",
+        ["tome:0.5", "fastv:9"],
+        ["uniform:8", "proportional"],
+        "dora",
+    ],
+)
+def test_a_compression_is_written_as_it_is_read(written: str | list[str]) -> None:
+    spec = compression(written).spec
+    assert compression(spec) == compression(written)
+    assert spec == ("dora:adaptive" if written == "dora" else written)
+
+
 def test_counts_apply_to_each_input_and_fractions_to_its_own_length() -> None:
     """PB-02: three images of different grids at budget 64 give 64 each."""
     images = [tokens_of(16, 16), tokens_of(8, 20), tokens_of(13, 19)]
@@ -103,3 +121,17 @@ def test_the_method_that_the_guide_adds_is_one() -> None:
     (result,) = Compression((Step(loudest(), 4),))([image])
     wanted = image.features.norm(dim=1).topk(4).indices.sort().values
     assert torch.equal(result.tokens.features, image.features[wanted]) and result.audit.method == "loudest"
+
+
+def test_at_most_keeps_all_of_what_has_fewer_tokens_than_the_count() -> None:
+    """A server's own count; a count that was asked for stays an error, and shares are what they were."""
+    images = [tokens_of(16, 16), tokens_of(2, 3)]
+    asked = compression(["random:64", "uniform:8"])
+    with pytest.raises(BudgetError, match=r"budget 64 tokens is outside \[1, 6\].*; a share such as 0\.25 fits every input"):
+        asked(images)
+    results = asked.at_most()(images)
+    assert [len(item.tokens) for item in results] == [8, 6] and torch.equal(results[1].tokens.features, images[1].features)
+    assert [len(item.tokens) for item in compression("uniform:0.25").at_most()(images)] == [64, 2]
+    assert compression(["tome:64", "fastv:64"]).at_most().inside_encoder[0].budget(6).count == 6
+    assert compression(["tome:64", "fastv:64"]).at_most().inside_decoder[0].budget(6).count == 6
+    assert asked.at_most() != asked == compression(["random:64", "uniform:8"])

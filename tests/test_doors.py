@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from mmsdk.diffusion.world.model import WorldModel
 from mmsdk.doors import door
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
+from mmsdk.generate.constrain import Constraint
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline, pipeline
 from mmsdk.serve.engine import Engine
@@ -63,8 +65,32 @@ def test_likewise_of_the_doors_with_settings_of_their_own(small: Mini, name: str
 
 
 def test_what_is_near_nothing_is_told_what_there_is(small: Mini) -> None:
-    with pytest.raises(InputError, match="temperature: there is no such setting; there is config$"):
-        Pipeline(small).chat()("What is it?", temperature=1.0)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="colour: there is no such setting; there is config$"):
+        Pipeline(small).chat()("What is it?", colour=1.0)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("max_tokens", "max_tokens=..."), ("max_new_tokens", "max_tokens=..."), ("choice", "constraint=Constraint.of(choice=...)")],
+)
+def test_a_conversation_is_told_where_settings_go(small: Mini, name: str, written: str) -> None:
+    chat = Pipeline(small).chat()
+    for ask in (chat, chat.stream, Pipeline(small).chat):
+        with pytest.raises(InputError, match=re.escape(f"it goes into the settings: config=GenerationConfig({written}); ")):
+            ask("What is it?", **{name: 4})  # type: ignore[operator]
+    config = GenerationConfig(constraint=Constraint.of(choice=["yes"])) if name == "choice" else GenerationConfig(max_tokens=4)
+    assert chat("What is it?", config=config)
+
+
+def test_a_stream_answers_one_question_once(small: Mini) -> None:
+    pipe = Pipeline(small)
+    with pytest.raises(InputError, match=r"n: .*a stream answers one question, once: pipe\("):
+        pipe.stream([], "What is it?", n=2)  # type: ignore[call-arg]
+    for pairs in ([("a.png", "What?"), ("b.png", "Which?")], [([], "What?")]):
+        with pytest.raises(InputError, match=r"question: a stream answers one question, once: .*pipe\(\[\.\.\.\]\)"):
+            pipe.stream(pairs)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the question is missing"):
+        pipe.stream(["a.png", "b.png"])
 
 
 def test_a_function_stays_what_it_was() -> None:

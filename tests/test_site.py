@@ -134,6 +134,12 @@ def test_tables_of_benches_are_the_kept_results(path: Path, site: Path) -> None:
     page = (site / "benchmarks" / f"{path.stem}.html").read_text(encoding="utf-8")
     table = page[page.index('<h2 id="result">') :].partition("</table>")[0]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in table.partition("<tbody>")[2].split("</tr>")[:-1]]
+    if len(cells) != len(rows):
+        # so wide a table is turned: a line for each measure, and above the columns what is no number
+        names = [name for name, value in rows[0].items() if not isinstance(value, str)]
+        assert len(rows[0]) > 9 and [line[0] for line in cells] == [name.replace("_", " ") for name in names]
+        cells = [list(column) for column in zip(*(line[1:] for line in cells), strict=True)]
+        rows = [{name: row[name] for name in names} for row in rows]
     assert len(cells) == len(rows)
     for shown, row in zip(cells, rows, strict=True):
         for text, value in zip(shown, row.values(), strict=True):

@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
 import torch
 
@@ -75,6 +76,21 @@ def test_a_batch_says_what_its_questions_say_one_by_one_and_a_stream_what_the_wh
             check_thing(answer)
         stream = pipe.stream(*asked[0], schema=SCHEMA, max_tokens=100, **how)
         assert "".join(stream) == alone[0] and stream.answer.finish == "stop"
+
+
+def test_a_class_of_pydantics_is_a_schema(small: Mini) -> None:
+    """Its own schema, by which it reads the answer."""
+
+    class Found(pydantic.BaseModel):
+        count: Annotated[int, pydantic.Field(ge=0, le=9)]
+        colour: Literal["red", "green"]
+
+    pipe = Pipeline(small)
+    answer = pipe([], "What?", schema=Found, max_tokens=80)
+    assert answer == pipe([], "What?", schema=Found.model_json_schema(), max_tokens=80)
+    assert Found.model_validate_json(answer).colour in ("red", "green")
+    with pytest.raises(InputError, match="schema: it is 3, expected an object, .* or a class of Pydantic's"):
+        Constraint.of(schema="3")
 
 
 def test_rows_with_a_form_and_without_run_together_as_they_do_alone(small: Mini) -> None:

@@ -33,7 +33,9 @@ class Budget:
             if amount < 1:
                 raise BudgetError(f"a budget must keep at least one token, got {amount}")
             if not 1 <= amount <= n:
-                raise BudgetError(f"budget {amount} tokens is outside [1, {n}]: the input has {n} visual tokens")
+                raise BudgetError(
+                    f"budget {amount} tokens is outside [1, {n}]: the input has {n} visual tokens; a share such as 0.25 fits every input"
+                )
             return Budget(amount)
         if not math.isfinite(amount) or not 0 < amount <= 1:
             raise BudgetError(f"budget fraction {amount} is outside (0, 1]; write a whole number for a token count")

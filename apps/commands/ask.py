@@ -10,7 +10,7 @@ from mmsdk.adapters import AdapterSpec
 from mmsdk.answer import Answer
 from mmsdk.apps.adapters import adapted
 from mmsdk.apps.answers import Form, as_json, check_shown, config_of, form_of, tell_notes
-from mmsdk.apps.beforehand import USAGE, split
+from mmsdk.apps.beforehand import SEEING, USAGE, split
 from mmsdk.apps.console import busy
 from mmsdk.apps.explain import draw, save
 from mmsdk.errors import InputError
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
         worn = adapted(pipe, args.adapter)
     if not paths and not isinstance(pipe.vlm.encoder, Blind):
-        raise InputError(f"no picture or clip was named; {USAGE}", item=question)
+        raise InputError(f"no picture or clip was named, and {args.model} {SEEING}; {USAGE}", item=question)
     # said below, with the other notes
     warnings.simplefilter("ignore", LegibilityWarning)
     if args.n > 1:

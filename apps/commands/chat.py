@@ -1,7 +1,8 @@
 """`mmsdk chat [PATH...]`: a conversation, line by line, at a terminal or from a pipe; each answer as text, or as one JSON object a line.
 
 What a line may say is told by /help (`mmsdk.apps.talk`). At a terminal, Ctrl-C stops what a line began, the conversation is as it was
-before it, and at the prompt it ends the command; from a pipe it always ends it. A line that is no text is an error of its own.
+before it; a line that is half typed it takes away, and at an empty one it ends the command, as from a pipe it always does. A line that is
+no text is an error of its own.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def _talked(talk: Talk) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """The lines of the input, asked for where somebody types them. Ctrl-C there is no line, and ends all."""
+    """The lines of the input, asked for where somebody types them. Ctrl-C takes a line away that was begun, and where none was ends all."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         # one line in another encoding is one error, and not the end of all; a path may have such letters
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -76,4 +77,16 @@ def _lines() -> Iterator[str]:
         except EOFError:
             print(file=sys.stderr)
             return
+        except KeyboardInterrupt:
+            if not _begun():
+                raise
+            print(file=sys.stderr)
+            continue
         yield line
+
+
+def _begun() -> bool:
+    """Whether something stands in the line that is typed; where Python was built without a way to edit it, nobody knows."""
+    with suppress(ImportError):
+        return bool(import_module("readline").get_line_buffer())
+    return False

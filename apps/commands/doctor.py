@@ -76,7 +76,11 @@ def _torch() -> dict[str, Cell]:
 def _accelerator() -> dict[str, Cell]:
     if not torch.cuda.is_available():
         return _finding("gpu", "absent", "not needed; models run on the processor")
-    triton = "Triton's kernels run there" if _version("triton") else 'without Triton its kernels do not run: pip install "mmsdk[kernels]"'
+    triton = (
+        "Triton's kernels run there"
+        if _version("triton")
+        else 'without Triton its kernels do not run: pip install ".[kernels]" in the clone'
+    )
     return _finding("gpu", "ok", f"{torch.cuda.get_device_name()}, {triton}; choose it with --device cuda")
 
 
@@ -84,6 +88,12 @@ def _load(others: float) -> dict[str, Cell]:
     """What else the machine did before it was measured."""
     cores = os.cpu_count() or 1
     told = "; they took part in what was measured: alone it is faster" if others > cores / 4 else ""
+    few = max(1, int(cores - others))
+    if told and few < torch.get_num_threads():
+        # at every step the threads wait for the one that has no core just now
+        told += (
+            f"; until then fewer threads are often several times as fast: mmsdk ask --threads {few} ..., or OMP_NUM_THREADS={few} mmsdk ..."
+        )
     return _finding("load", "ok", f"{others:.1f} programs at one time on {cores} cores in the last minute{told}")
 
 
@@ -159,7 +169,7 @@ def _extras() -> list[dict[str, Cell]]:
         missing = [module for module, version in found.items() if not version]
         some = f" ({', '.join(missing)} is missing)" if 0 < len(missing) < len(modules) else ""
         here = ", ".join(f"{module} {version}" for module, version in found.items())
-        detail = f'optional, for {use}{some}: pip install "mmsdk[{extra}]"' if missing else f"{here}, for {use}"
+        detail = f'optional, for {use}{some}: pip install ".[{extra}]" in the clone' if missing else f"{here}, for {use}"
         rows.append(_finding(f"extra {extra}", "absent" if missing else "ok", detail))
     return rows
 

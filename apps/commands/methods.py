@@ -8,8 +8,13 @@ from mmsdk.apps.console import Cell, line_width, table
 
 __all__ = ["FAMILIES", "run"]
 
-# What each family is for, and the package whose files are its methods.
-FAMILIES = {"compress": "mmsdk.tokencomp.methods", "kv": "mmsdk.kv.policies"}
+# The flag that takes a method of each family (--attention, --cache are of `mmsdk imagine`), and the package whose files are its methods.
+FAMILIES = {
+    "compress": "mmsdk.tokencomp.methods",
+    "kv": "mmsdk.kv.policies",
+    "attention": "mmsdk.diffusion.attention.methods",
+    "cache": "mmsdk.diffusion.step_caches",
+}
 
 
 def run(args: argparse.Namespace) -> int:

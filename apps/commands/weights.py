@@ -46,8 +46,8 @@ def _pull(name: str, as_json: bool) -> int:
 
 
 def _show(rows: list[dict[str, Cell]], as_json: bool) -> None:
-    """Licences are sentences: in a column of a table for people they would leave no room for the path."""
-    told = [{name: cell for name, cell in row.items() if name != "licence"} for row in rows]
+    """Licences are sentences: in a column of a table for people they would leave no room for the path; sizes have one digit each there."""
+    told = [{name: cell if name != "mb" else f"{cell:8.1f}" for name, cell in row.items() if name != "licence"} for row in rows]
     print(json.dumps({"weights": rows}) if as_json else table(told, line_width()))
 
 

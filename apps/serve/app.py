@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -80,7 +81,10 @@ async def _nobody(http: Request, error: Exception) -> Response:
 async def _astray(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else "not_allowed"
-    told = RefusedError(error.status_code, f"{http.method} {http.url.path}: {error.detail}", code)
+    there = ", ".join(
+        f"{way} {route.path}" for route in http.app.routes if isinstance(route, APIRoute) for way in sorted(route.methods or ())
+    )
+    told = RefusedError(error.status_code, f"{http.method} {http.url.path}: {error.detail}; there is {there}", code)
     return JSONResponse(told.told, error.status_code, error.headers)
 
 

@@ -22,6 +22,7 @@ __all__ = ["Asked", "asked", "settled"]
 STOPS = 16  # stop strings of one request
 LETTERS = 128  # of a token, where a text is told to be too long before it is cut into tokens
 LIKELIEST = 20  # tokens that are told in the place of each
+HOTTEST = 2  # the temperature up to which OpenAI draws, and clients' sliders go
 USUAL = 256  # tokens of an answer whose length nobody said
 
 
@@ -75,6 +76,9 @@ def _config(request: ChatRequest, settings: Settings) -> GenerationConfig:
     most = min(USUAL, settings.tokens) if wanted is None else wanted
     if most > settings.tokens:
         raise RefusedError(400, f"{name} is {shown(most)}, but an answer has at most {settings.tokens} tokens here", "invalid_value", name)
+    if request.temperature is not None and request.temperature > HOTTEST:
+        told = f"temperature is {shown(request.temperature)}, expected 0 to {HOTTEST}, as in OpenAI's API"
+        raise RefusedError(400, told, "invalid_value", "temperature")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > STOPS:
         raise RefusedError(400, f"{len(stops)} stop strings, at most {STOPS} are looked for", "invalid_value", "stop")

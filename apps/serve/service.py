@@ -5,6 +5,7 @@ import hmac
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -31,10 +32,12 @@ class Service:
     """
 
     def __init__(self, pipe: Pipeline, settings: Settings, name: str = "") -> None:
-        self.pipe, self.settings, self.name = pipe, settings, name or _public(pipe.vlm.name)
+        # how much is kept is the server's word, not the client's: a picture that has less than that is no mistake of theirs
+        self.pipe = replace(pipe, compression=pipe.compression.at_most())
+        self.settings, self.name = settings, name or _public(pipe.vlm.name)
         if self.name in pipe.adapters.names:
             raise InputError("an adapter and the model have one name; call one of them otherwise", item=self.name)
-        self.engine = EngineThread(Engine(pipe, rows=settings.rows, tokens=settings.pool))
+        self.engine = EngineThread(Engine(self.pipe, rows=settings.rows, tokens=settings.pool))
         tenants = max(1, len(settings.keys))
         self.loaders, self.forms = Workers("media", LOADERS, tenants), Workers("forms", FORMS, tenants, settings.forming)
         self.metrics = Metrics(lambda: self.open, lambda: self.engine.held)
@@ -129,8 +132,8 @@ class Service:
 
 
 def _public(name: str) -> str:
-    """What clients may hear of a model: of a folder its last name, and nothing of where it lies."""
-    return Path(name).name if Path(name).is_dir() else name
+    """What clients may hear of a model: of a folder or a file its last name, and nothing of where it lies."""
+    return Path(name).name if Path(name).exists() else name
 
 
 def _unknown(authorizations: Sequence[str]) -> str:

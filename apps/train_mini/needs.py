@@ -44,7 +44,7 @@ def check_rendering() -> None:
     """Draw nothing much off screen. Raises InputError, naming the fix, where that fails or a simulator is not installed."""
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
-            raise InputError(f'{package} is not installed: pip install "mmsdk[robots]"', item="rendering")
+            raise InputError(f'{package} is not installed: pip install ".[robots]" in the clone', item="rendering")
     environment = screenless()
     drawn = subprocess.run([sys.executable, "-c", _DRAW], env=environment, capture_output=True, text=True, check=False)
     if drawn.returncode:

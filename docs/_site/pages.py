@@ -11,6 +11,7 @@ __all__ = ["bench_page", "bench_tables", "example_page", "kept_result", "method_
 
 RESULTS = ROOT / "benchmarks" / "results"
 FEW = 12  # rows of a result that the page of all benches shows
+WIDE = 10  # columns that go beyond the edge of a page
 IMPORTS = {"tokencomp": "mmsdk.tokencomp", "vla": "mmsdk.vla", "apps": "mmsdk.apps"}
 
 _LABEL = re.compile(r"(?:^|(?<=[.)] ))(Source|Published|Ours|Reconstruction)\b([^:.]{0,70}):\s+")
@@ -181,7 +182,19 @@ def where(result: Mapping[str, Any]) -> str:
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    return table([{name: _cell(value) for name, value in row.items()} for row in rows])
+    """A table of a result; one of more columns than a page is wide and of few rows is turned, a line for each of its columns."""
+    told = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    words = [name for name in names if all(isinstance(row.get(name), str) for row in rows)]
+    heads = [" ".join(row[name] for name in words) for row in told]
+    if len(names) < WIDE or len(rows) > FEW or len({*heads}) < len(rows):
+        return table(told)
+    lines = [
+        {"": name.replace("_", " "), **{head: row.get(name, "") for head, row in zip(heads, told, strict=True)}}
+        for name in names
+        if name not in words
+    ]
+    return table(lines)
 
 
 def _cell(value: Any) -> str:

@@ -21,6 +21,8 @@ EarlyStopping = bool | Literal["never"]
 """When beams are enough, as in transformers; see `mmsdk.generate.beams`."""
 
 
+# They are kept for every token of an answer.
+_LIKELIEST = 1000
 # The length of an answer to such a power stays within what a float holds.
 _STEEPEST = 16
 
@@ -80,7 +82,9 @@ class GenerationConfig:
         _real("presence_penalty", self.presence_penalty, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0 is none)")
         _real("frequency_penalty", self.frequency_penalty, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0 is none)")
         _real("max_time", self.max_time, lambda value: value > 0, "a number of seconds above 0")
-        _whole("logprobs", self.logprobs, 0, "a whole number of at least 0 (0 gives none)")
+        told = f"a whole number from 0 to {_LIKELIEST:,} (0 gives none)"
+        _whole("logprobs", self.logprobs, 0, told)
+        _check("logprobs", self.logprobs, self.logprobs <= _LIKELIEST, told)
         _check("constraint", self.constraint, isinstance(self.constraint, Constraint), 'a form; write Constraint.of(choice=["yes", "no"])')
         _whole("num_beams", self.num_beams, 1, "a whole number of at least 1 (1 searches for none)")
         told = f"a number from -{_STEEPEST} to {_STEEPEST}"

@@ -29,7 +29,19 @@ from mmsdk.vision.values import shown
 
 __all__ = ["ANY", "FREE", "Constraint", "Free", "Guide", "Guided", "Schema", "Written", "guide_of", "masked"]
 
-Schema = Mapping[str, object] | str
+
+@runtime_checkable
+class Modelled(Protocol):
+    """What writes its own JSON Schema, as classes of Pydantic do."""
+
+    def model_json_schema(self) -> Mapping[str, Any]:
+        """The schema of an object."""
+        ...
+
+
+Schema = Mapping[str, object] | str | Modelled
+"""A JSON Schema as an object, as its text, or a class of Pydantic's."""
+
 _WORD = 32
 # Characters of a grammar: what compiling costs grows with them, and the library bounds the rest; this many take less than a second.
 _LONGEST = 2**18
@@ -57,10 +69,11 @@ class Constraint:
 
     @staticmethod
     def of(schema: Schema | None = None, regex: str | None = None, choice: Sequence[str] | None = None) -> "Constraint":
-        """The constraint of a JSON schema (an object, or its text), a regular expression, or a list of choices; of none, anything goes.
+        """The constraint of a JSON schema (an object, its text, or a class of Pydantic's), a regular expression, or a list of choices.
 
-        A regular expression is in the syntax of Rust's, matches the whole answer, and has no look-around and no back-references; its
-        classes (`\\w`, `\\d`, `\\s`) are Unicode's. Of JSON Schema, what the library does not follow is refused, never ignored.
+        Of none of them, anything goes. A regular expression is in the syntax of Rust's, matches the whole answer, and has no look-around
+        and no back-references; its classes (`\\w`, `\\d`, `\\s`) are Unicode's. Of JSON Schema, what the library does not follow is
+        refused, never ignored.
         Raises InputError, naming the setting, for more than one of them and for what cannot be followed, ModelError without the library.
         """
         given = {name: value for name, value in (("schema", schema), ("regex", regex), ("choice", choice)) if value is not None}
@@ -184,7 +197,7 @@ def _library() -> ModuleType:
     try:
         import llguidance
     except ModuleNotFoundError:
-        raise ModelError("answers in a form need the package llguidance: pip install 'mmsdk[structured]'") from None
+        raise ModelError("answers in a form need the package llguidance: pip install '.[structured]' in the clone") from None
     return llguidance
 
 
@@ -198,9 +211,12 @@ def _valid(kind: Literal["schema", "regex", "choice"], grammar: str) -> Constrai
 
 def _one_line(schema: Schema) -> str:
     try:
-        value = json.loads(schema) if isinstance(schema, str) else schema
+        told = schema.model_json_schema() if isinstance(schema, Modelled) else schema
+        value = json.loads(told) if isinstance(told, str) else told
         if not isinstance(value, Mapping):
-            raise InputError(f"it is {shown(value)}, expected an object, such as {{'type': 'object'}}", item="schema")
+            raise InputError(
+                f"it is {shown(value)}, expected an object, such as {{'type': 'object'}}, or a class of Pydantic's", item="schema"
+            )
         # written whole, so that what is no JSON is told here
         return _written(json.dumps({**value, "x-guidance": _LINE}, ensure_ascii=False, allow_nan=False), "schema")
     except (TypeError, ValueError, RecursionError) as error:

@@ -2,12 +2,14 @@
 
     pipe = pipeline("image-text-to-text", "org/some-text-model")
     pipe([], "What is the capital of France?")
+    pipe = pipeline(model="some-text-model.gguf")               # settings, tokenizer and template are the file's own
 
 A question is one turn of the checkpoint's own chat template. Where it has none it is a base model, which goes on with what it is given.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -16,7 +18,7 @@ from torch import Tensor
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError
-from mmsdk.models.text import folder_decoder
+from mmsdk.models.text import folder_decoder, load_decoder
 from mmsdk.models.types import Assembled
 from mmsdk.prompt import Slot
 from mmsdk.quant.types import Quantize
@@ -24,8 +26,9 @@ from mmsdk.template import Piece, Template
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.types import Media, VisualTokens
 from mmsdk.weights.folder import Folder
+from mmsdk.weights.gguf_talk import talk_in
 
-__all__ = ["Blind", "blind", "load"]
+__all__ = ["Blind", "blind", "load", "load_file"]
 
 _AS_IT_IS = "{{ messages[-1]['content'] }}"
 
@@ -56,6 +59,13 @@ def load(name: str, found: Folder, dtype: torch.dtype, device: torch.device, qua
     tokenizer = found.tokenizer()
     tokenizer.fit(decoder.config.vocabulary, f"{found.path}: the embedding")
     return blind(name, decoder, tokenizer, found.talk, found.names, found.stop_ids)
+
+
+def load_file(name: str, path: Path, dtype: torch.dtype, device: torch.device, quantize: Quantize = "none") -> Assembled:
+    """The model of a GGUF file, with nothing beside it. Raises as `load_decoder` and `talk_in` do."""
+    talk = talk_in(path)
+    decoder, tokenizer = load_decoder(path, dtype, quantize)
+    return blind(name, decoder.to(device), tokenizer, talk.template, talk.names, talk.stop_ids)
 
 
 def blind(

@@ -29,7 +29,9 @@ def library(name: str) -> Any:
             warnings.simplefilter("ignore")
             return import_module(name)
     except ModuleNotFoundError as error:
-        raise ModelError(f"the package {error.name} is not installed, which reads such a folder: pip install 'mmsdk[video]'") from None
+        raise ModelError(
+            f"the package {error.name} is not installed, which reads such a folder: pip install '.[video]' in the clone"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,9 @@ TOLD = {"play", "serve", "record", "record, export", "export", "replay", "run", 
 """What may stand before the words: the actions of a command that a flag belongs to."""
 
 
+BEHIND = {"play": "TASK", "serve": "FILE.py:NAME", "record": "FILE.py:NAME", "replay": "FOLDER...", "export": "FOLDER..."}
+
+
 def test_behind_an_action_help_shows_what_can_be_said_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     own = {
         "play": {"--env", "--episodes", "--gif", "--compress"},
@@ -82,6 +85,9 @@ def test_behind_an_action_help_shows_what_can_be_said_to_it(capsys: pytest.Captu
         with pytest.raises(SystemExit, match="0"):
             parser().parse_args(["robot", action, "--help"])
         shown = capsys.readouterr().out
+        assert (
+            shown.startswith(f"usage: mmsdk robot {action} {BEHIND[action]} [options]\n") and "{play" not in shown and "WHAT" not in shown
+        )
         found = {word for word in re.findall(r"^  (--[a-z-]+)", shown, re.M) if word != "--json"}
         assert found == wanted and f"{action}: --" not in shown and "--json" in shown
         assert all(name not in shown.partition("options:")[0] for name in set().union(*own.values()) - wanted)

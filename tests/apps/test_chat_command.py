@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,6 +59,51 @@ def heard(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def objects(capsys: pytest.CaptureFixture[str]) -> list[dict]:
     return list(map(json.loads, capsys.readouterr().out.splitlines()))
+
+
+LINES = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from mmsdk.apps.commands.chat import _lines
+for line in _lines():
+    print("got", line, flush=True)
+"""
+
+
+def test_ctrl_c_takes_a_half_typed_line_away_and_at_an_empty_one_ends(tmp_path: Path) -> None:
+    """At a real terminal, whose driver makes a signal of the key."""
+    pytest.importorskip("readline")
+    terminal, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "dumb", "INPUTRC": os.devnull}
+    command = [sys.executable, "-c", LINES]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env=environment)
+    os.close(theirs)
+    try:
+        until(terminal, b"> ")
+        os.write(terminal, b"half")
+        until(terminal, b"half")
+        os.write(terminal, b"\x03")
+        until(terminal, b"> ")
+        os.write(terminal, b"whole\n")
+        told = until(terminal, b"got whole\r\n")
+        assert b"half" not in told
+        until(terminal, b"> ")
+        os.write(terminal, b"\x03")
+        until(terminal, b"KeyboardInterrupt")
+        assert process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def until(terminal: int, wanted: bytes) -> bytes:
+    """What comes from a terminal up to these letters, for a minute at most."""
+    content = b""
+    while wanted not in content:
+        assert select.select([terminal], [], [], 60)[0], content
+        content += os.read(terminal, 1)
+    return content
 
 
 def test_lines_of_a_pipe_are_answered_one_object_each(

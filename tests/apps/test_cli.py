@@ -13,6 +13,7 @@ import PIL.Image
 import pytest
 
 from mmsdk.apps import cli
+from mmsdk.apps.arguments import COMMANDS
 from mmsdk.apps.cli import main
 
 MMSDK = [sys.executable, "-m", "mmsdk.apps.cli"]
@@ -33,6 +34,8 @@ def picture(tmp_path: Path) -> str:
         (["bench", "mini", "--commited"], "did you mean '--committed'"),
         (["ask", "a.png", "what?", "--max-tokens", "many"], "invalid int value"),
         (["ask"], "are required"),
+        (["ask", "--hepl"], "does not know '--hepl'; did you mean '--help'"),
+        (["imagine", "red", "--modle=x"], "did you mean '--model'"),
         (["weights", "pul"], "pull"),
         (["qqqq"], "there are ask"),
         (["--frobnicate"], "does not know '--frobnicate'"),
@@ -56,7 +59,8 @@ def test_mistakes_are_one_line_and_exit_2(words: list[str], hint: str, capsys: p
     ("words", "hint"),
     [
         (["ask", "missing.png", "what is it?"], "missing.png"),
-        (["ask", "what is it?"], "no picture"),
+        (["ask", "what is it?"], "no picture or clip was named, and mini answers about what it sees (a model that reads text alone"),
+        (["imagine", "red"], "--model: no video model comes with mmsdk yet: train one with `python -m mmsdk.apps.train_video`"),
         (["ask", "PICTURE"], "last argument is the question"),
         (["ask", "what is it?", "PICTURE"], "last argument is the question"),
         (["ask", "what is it?", "missing.png"], "the question comes last"),
@@ -130,9 +134,19 @@ def test_help_comes_at_once_and_names_every_option() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # computing time, since the clock on the wall also counts what else the machine does
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
-    assert shown.startswith('usage: mmsdk ask PATH... "question"')
+    assert shown.startswith('usage: mmsdk ask [PATH ...] "question"')
+    assert "(default: )" not in shown and "(default: inf)" not in shown and "(default: 128)" in " ".join(shown.split())
     for option in ("--model", "--max-tokens", "--temperature", "--seed", "--compress", "--json", "--explain"):
         assert option in shown
+
+
+def test_no_command_has_a_default_that_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "(default: )" not in shown and "(default: inf)" not in shown
+        assert command != "imagine" or "(default: mini)" not in shown
 
 
 def test_help_says_what_an_amount_of_compression_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture
     assert main(["methods", "--json"]) == 0
     rows = {(row["family"], row["name"]): row for row in json.loads(capsys.readouterr().out)["methods"]}
     assert {("compress", "identity"), ("compress", "uniform"), ("kv", "snapkv")} <= set(rows)
+    assert {("attention", "svg2"), ("attention", "nabla"), ("cache", "first_block"), ("cache", "none")} <= set(rows)
     assert rows["compress", "random"]["knobs"] == "seed=0"
     assert all(row["about"] for row in rows.values())
 
@@ -118,7 +119,7 @@ def test_an_extra_that_is_absent_is_told_to_be_optional_with_the_way_to_have_it(
     assert len(told) >= 6
     for what, finding in told.items():
         assert finding["state"] == "absent" and finding["detail"].startswith("optional, for ")
-        assert finding["detail"].endswith(f'pip install "mmsdk[{what.removeprefix("extra ")}]"')
+        assert finding["detail"].endswith(f'pip install ".[{what.removeprefix("extra ")}]" in the clone')
 
 
 def test_a_cache_folder_that_cannot_be_is_broken(

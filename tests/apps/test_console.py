@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import select
 import struct
 import sys
@@ -88,6 +89,19 @@ def test_words_are_broken_only_where_nothing_else_would_do() -> None:
     assert path in table(rows, 80) and max(map(len, table(rows, 80).splitlines())) <= 80
     assert path not in table(rows, 40) and max(map(len, table(rows, 40).splitlines())) <= 40
     assert "".join(line[NARROWEST:].strip() for line in table(rows, 40).splitlines()[1:]) == path
+
+
+@pytest.mark.parametrize("width", [20, 60, 100])
+def test_names_of_columns_are_broken_behind_underscores_alone(width: int) -> None:
+    """However narrow it is; where numbers stand below, a column is no wider than they are or than the longest part of its name."""
+    names = ["prefill_x_transformers", "decode_x_llama.cpp", "perplexity", "of", "tokens_per_second"]
+    rows: list[dict[str, Cell]] = [dict.fromkeys(names, 1234.5)]
+    *head, numbers = table(rows, width).splitlines()
+    said = [[line[place.start() : place.end()].strip() for line in head] for place in re.finditer(r" *\S+", numbers)]
+    assert ["".join(parts) for parts in said] == names
+    assert all(part.endswith("_") for parts in said for part in [one for one in parts if one][:-1])
+    assert len(numbers) <= max(width, len("transformers  llama.cpp  perplexity  1234  tokens_"))
+    assert width < 100 or len(head) == 1
 
 
 def test_a_line_is_as_long_as_columns_says_or_a_readable_one(monkeypatch: pytest.MonkeyPatch) -> None:

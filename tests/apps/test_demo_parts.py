@@ -79,8 +79,8 @@ def observed(arm: Arm, step: int) -> Observation:
 
 
 def test_where_simulators_are_not_installed_the_belt_is_offered_and_the_page_says_so() -> None:
-    here = RobotTab("pip install 'mmsdk[robots]'")
-    assert [task for _, task in here.tasks] == ["belt", "cue"] and "pip install 'mmsdk[robots]'" in here.about("belt", "script")
+    here = RobotTab("pip install '.[robots]' in the clone")
+    assert [task for _, task in here.tasks] == ["belt", "cue"] and "pip install '.[robots]' in the clone" in here.about("belt", "script")
     with pytest.raises(InputError, match="choose one of the list"):
         next(here.driven("drawer-open-v3", "script", 0, ()))
 
@@ -102,7 +102,7 @@ def test_a_run_that_breaks_off_is_an_error_and_no_good_end() -> None:
 
 def test_the_page_opens_on_a_task_that_the_policy_is_good_at() -> None:
     assert RobotTab("").first == "drawer-open-v3" in TASKS
-    assert RobotTab("pip install 'mmsdk[robots]'").first == "belt"
+    assert RobotTab("pip install '.[robots]' in the clone").first == "belt"
 
 
 def kept(folder: Path, bench: str, rows: list[dict[str, object]]) -> str:

@@ -80,7 +80,7 @@ def test_a_package_of_an_extra_that_is_missing_is_named(capsys: pytest.CaptureFi
     main(["doctor", "--json"])
     told = findings(capsys)["extra robots"]
     assert told["state"] == "absent"
-    assert told["detail"] == 'optional, for robots in simulators (metaworld is missing): pip install "mmsdk[robots]"'
+    assert told["detail"] == 'optional, for robots in simulators (metaworld is missing): pip install ".[robots]" in the clone'
 
 
 def test_a_package_that_is_there_tells_its_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,13 @@ def test_dropped_patches_are_dark_and_kept_ones_bright() -> None:
     assert (looked[quarter + 4 :, inside] == 50).all()
 
 
+@pytest.mark.parametrize(("height", "width"), [(10, 3000), (3000, 10)])
+def test_a_strip_is_drawn_thick_enough_to_be_seen(height: int, width: int) -> None:
+    page = np.asarray(draw([grey(height, width, 90)], [sight((1, 4, 4), torch.arange(16))]))
+    shown = panel(page, 0, *((24, SIDE) if width > height else (SIDE, 24)))
+    assert min(shown.shape[:2]) == 24 and (shown == 90).all()
+
+
 def test_important_patches_are_warm() -> None:
     saliency = torch.zeros(16)
     saliency[5] = 1.0

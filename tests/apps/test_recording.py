@@ -124,7 +124,9 @@ def test_mistakes_are_told(words: list[str], hint: str, session: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "words", [["robot", "replay", "x"], ["ros", "run", "--params", "x"], ["ros", "simulate", "--params", "x"]], ids=" ".join
+    "words",
+    [["robot", "replay", "x"], ["ros", "run", "--params", __file__], ["ros", "simulate", "--params", __file__]],
+    ids=lambda words: " ".join(words[:2]),
 )
 def test_what_is_not_installed_is_named_with_its_extra(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -136,6 +138,6 @@ def test_what_is_not_installed_is_named_with_its_extra(
     assert main([*words, "--json"]) == 2
     assert told(capsys)["error"] == {
         "type": "InputError",
-        "message": f"{words[1]}: the package rosbags is not installed: pip install 'mmsdk[ros]'",
+        "message": f"{words[1]}: the package rosbags is not installed: pip install '.[ros]' in the clone",
         "item": words[1],
     }

@@ -101,4 +101,4 @@ def test_rclpy_that_is_missing_is_named_with_its_extra(
     monkeypatch.setattr("mmsdk.vla.ros.rclpy_graph.find_spec", lambda name: None)
     for action in ("run", "simulate"):
         assert main(["ros", action, "--params", str(path), "--json"]) == 2
-        assert "rclpy is not installed; pip install 'mmsdk[ros]'" in json.loads(capsys.readouterr().out)["error"]["message"]
+        assert "rclpy is not installed; pip install '.[ros]' in the clone" in json.loads(capsys.readouterr().out)["error"]["message"]

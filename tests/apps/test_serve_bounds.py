@@ -112,6 +112,39 @@ def test_what_is_advised_about_an_address_lets_it_be_fetched(small: Mini, door: 
             assert server.ask(shown(address), "What is it?", max_tokens=1).choices
 
 
+def test_a_path_that_is_not_there_is_told_those_that_are(server: Any) -> None:
+    status, told = server.raw(b"{}", "/v1/completions")
+    for route in ("POST /v1/chat/completions", "GET /v1/models,", "GET /v1/models/{name:path}", "GET /health", "GET /metrics"):
+        assert route in f"{told['message']},"
+    assert status == 404 and told["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "param"),
+    [
+        ("temperature", 2.01, "temperature"),
+        ("temperature", 1e9, "temperature"),
+        ("top_logprobs", 21, "top_logprobs"),
+        ("top_logprobs", -1, "top_logprobs"),
+    ],
+)
+def test_settings_beyond_openais_bounds_are_refused(server: Any, setting: str, value: float, param: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"{setting} is .*, expected 0 to") as refused:
+        server.ask("What is it?", logprobs=True, max_tokens=1, **{setting: value})
+    assert refused.value.param == param
+    assert server.ask("What is it?", temperature=2, logprobs=True, top_logprobs=20, max_tokens=1).choices[0].logprobs.content
+
+
+def test_a_picture_with_fewer_tokens_than_the_servers_count_keeps_all(small: Mini, door: Doors) -> None:
+    """The count is the operator's; who asks cannot know how many tokens a picture has."""
+    whole = Pipeline(small)([png(0)], "What is it?", max_tokens=4)
+    with door(Service(Pipeline(small, compression("uniform:250")), Settings())) as server:
+        answer = server.ask(png(0), "What is it?", max_tokens=4)
+    told = answer.usage.model_dump()
+    assert answer.choices[0].message.content == whole and whole.tokens.visual < 250
+    assert told["visual_tokens_kept"] == told["visual_tokens"] == whole.tokens.visual
+
+
 def test_in_10_what_is_wrong_with_a_picture_is_told_with_its_place(server: Any) -> None:
     """Also IN-14: pixels are counted before they are decoded, over all pictures of a request."""
     with pytest.raises(openai.BadRequestError, match=r"content\[0\]: data URI: its base64 is damaged: "):

@@ -242,7 +242,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     assert Constraint.of() == ANY
     for asked in ({"schema": {}}, {"regex": "a"}, {"choice": ["a"]}):
-        with pytest.raises(ModelError, match=r"pip install 'mmsdk\[structured\]'"):
+        with pytest.raises(ModelError, match=r"pip install '\.\[structured\]' in the clone"):
             Constraint.of(**asked)  # type: ignore[arg-type]  # one of them each time
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.logprobs import likelihoods
 from mmsdk.generate.loop import Reply
@@ -50,3 +51,10 @@ def test_an_end_says_nothing_and_a_stop_string_what_its_tokens_were() -> None:
     assert row.push(5, one).logprobs == one and row.push(6, one).logprobs == one
     ended = Reply(0, GenerationConfig(logprobs=2), TextStream(str), frozenset({9}))
     assert ended.push(9, one).logprobs == ()
+
+
+@pytest.mark.parametrize("count", [-1, 1001, 10**9])
+def test_more_than_anybody_reads_is_refused(count: int) -> None:
+    with pytest.raises(InputError, match="logprobs: .* is not a whole number from 0 to 1,000"):
+        GenerationConfig(logprobs=count)
+    assert GenerationConfig(logprobs=1000).logprobs == 1000

@@ -41,7 +41,8 @@ class OpenCVReader:
             self._promised = float(capture.get(cv2.CAP_PROP_FRAME_COUNT))
             self.size = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)), int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
             if _letters(capture.get(cv2.CAP_PROP_CODEC_PIXEL_FORMAT)) in ALPHA or self._head_tells_alpha():
-                raise InputError("the clip is partly transparent, which OpenCV cannot read; install mmsdk[video]", item=self._item)
+                told = "the clip is partly transparent, which OpenCV cannot read, and PyAV can"
+                raise InputError(f"{told}; install mmsdk[video] (pip install '.[video]' in the clone)", item=self._item)
         self._timed = True
         self.cut = False
 

@@ -47,7 +47,7 @@ def scene() -> "mujoco.MjModel":
     """The compiled model. Raises InputError, naming the fix, where gymnasium-robotics is not installed."""
     found = importlib.util.find_spec("gymnasium_robotics")
     if found is None or found.origin is None:
-        raise InputError('gymnasium-robotics is not installed: pip install "mmsdk[robots]"', item="fetch belt")
+        raise InputError('gymnasium-robotics is not installed: pip install ".[robots]" in the clone', item="fetch belt")
     spec = mujoco.MjSpec.from_file(str(Path(found.origin).parent / "envs/assets/fetch/pick_and_place.xml"))
     spec.option.timestep = TIMESTEP
     for geom in spec.geoms:

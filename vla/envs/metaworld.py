@@ -60,7 +60,7 @@ _ANSWER = 10.0
 def missing() -> str:
     """What the simulation lacks here, and the fix; "" where nothing is known to be lacking."""
     if any(importlib.util.find_spec(package) is None for package in ("metaworld", "mujoco", "gymnasium")):
-        return "pip install 'mmsdk[robots]'"
+        return "pip install '.[robots]' in the clone"
     # what draws without a screen, unless something else is named
     return "" if os.environ.get("MUJOCO_GL") or ctypes.util.find_library("OSMesa") else "apt install libosmesa6"
 

@@ -1,4 +1,4 @@
-"""A node by rclpy, over the DDS that is installed with it: `pip install "mmsdk[ros]"`, or a ROS 2 of the machine's own.
+"""A node by rclpy, over the DDS that is installed with it: `pip install ".[ros]"` in the clone, or a ROS 2 of the machine's own.
 
 rclpy is imported when a graph is made, not before: it is an extra, and its libraries bring an OpenSSL of their own, beside which a TLS that
 is loaded later may fail (legalaspro/so101-ros-physical-ai#13). So Python's TLS is imported here first, and a policy that talks TLS is to
@@ -32,7 +32,7 @@ def ros_class(name: str) -> Any:
     package, kind, short = name.split("/")
     if find_spec(package) is None:
         raise InputError(
-            f"the messages of {package} are not installed; pip install 'mmsdk[ros]', or source the ROS that has them", item=name
+            f"the messages of {package} are not installed; pip install '.[ros]' in the clone, or source the ROS that has them", item=name
         )
     return vars(import_module(f"{package}.{kind}"))[short]
 
@@ -46,7 +46,9 @@ class RclpyGraph:
         `domain`: as ROS_DOMAIN_ID; none takes that. Raises InputError where rclpy is not installed, and for a name that is none.
         """
         if find_spec("rclpy") is None:
-            raise InputError("rclpy is not installed; pip install 'mmsdk[ros]' (Python 3.11), or source the machine's ROS 2", item="ros")
+            raise InputError(
+                "rclpy is not installed; pip install '.[ros]' in the clone (Python 3.11), or source the machine's ROS 2", item="ros"
+            )
         namespace, _, name = ("/" + node.strip("/")).rpartition("/")
         self._rclpy = import_module("rclpy")
         self._context = import_module("rclpy.context").Context()

@@ -9,4 +9,4 @@ from mmsdk.errors import InputError
 
 # of our own kind, so that the command line tells it in one line
 if find_spec("msgpack") is None or find_spec("websockets") is None:
-    raise InputError('it needs msgpack and websockets: pip install "mmsdk[serve]"', item=__name__)
+    raise InputError('it needs msgpack and websockets: pip install ".[serve]" in the clone', item=__name__)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 if importlib.util.find_spec("rclpy") is None:
-    pytest.skip("rclpy is not installed: make test-ros, or pip install 'mmsdk[ros]' on Python 3.11", allow_module_level=True)
+    pytest.skip("rclpy is not installed: make test-ros, or pip install '.[ros]' in the clone on Python 3.11", allow_module_level=True)
 
 ROBOT = """
 /policy:
