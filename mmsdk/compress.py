@@ -238,7 +238,7 @@ def _amount(text: str, part: str) -> int | float | Target:
     if text.startswith(AUTO):
         return Target.parse(text)
     try:
-        amount = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+        amount = plugins.number(int if re.fullmatch(r"[+-]?[0-9]+", text) else float, text)
     except ValueError:
         raise BudgetError(f"{part!r}: the amount {text!r} is no number; write a count such as 64 or a share such as 0.25") from None
     # an amount that no input could meet is refused here, before any weights are loaded

@@ -20,7 +20,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from mmsdk.errors import PluginError
 
-__all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "near", "parse"]
+__all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "near", "number", "parse"]
 
 _CONSTANT = (ast.Constant, ast.Tuple, ast.expr_context, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator)
 
@@ -123,6 +123,16 @@ def load(package: str, text: str) -> object:
     if spec.amount:
         raise PluginError(f"{text!r}: {spec.amount!r} is not of the form knob=value")
     return build(package, spec)
+
+
+def number(kind: type[int] | type[float], text: str) -> int | float:
+    """The number that a text is, in plain ASCII digits: Python reads those of all scripts, and passes over underscores between them.
+
+    Raises ValueError for what is none.
+    """
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"{text!r} is not written in plain digits")
+    return kind(text)
 
 
 def _plugin(package: str, name: str) -> type:
@@ -240,7 +250,7 @@ def _choose(choices: dict[str, object], text: str, knob: str) -> object:
 def _number(kind: type[int] | type[float], text: str, knob: str) -> int | float:
     wanted = "a whole number" if kind is int else "a finite number"
     try:
-        value = kind(text)
+        value = number(kind, text)
     except ValueError as error:
         raise PluginError(f"{knob} is {wanted}; got {text!r}") from error
     if not math.isfinite(value):

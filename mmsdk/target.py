@@ -15,7 +15,7 @@ __all__ = ["AUTO", "Target"]
 # What an amount begins with that is no number but a target.
 AUTO = "auto"
 
-_FORM = re.compile(r"auto@prefill<(?P<number>[\d.eE+-]+)(?P<unit>ms|s)")
+_FORM = re.compile(r"auto@prefill<(?P<number>[0-9.eE+-]+)(?P<unit>ms|s)")
 _SHAPE = 'write a target as "auto@prefill<80ms" or "auto@prefill<0.5s"'
 
 

@@ -85,7 +85,21 @@ def test_a_step_for_features_behind_one_for_embeddings_is_refused(spec: list[str
         compression(spec)
 
 
-@pytest.mark.parametrize("spec", ["uniform", "uniform:0", "uniform:-1", "uniform:1.5", "uniform:nan", "uniform:0.0", "uniform:many"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "uniform",
+        "uniform:0",
+        "uniform:-1",
+        "uniform:1.5",
+        "uniform:nan",
+        "uniform:0.0",
+        "uniform:many",
+        "uniform:٦٤",
+        "uniform:6_4",
+        "uniform:0.٦",
+    ],
+)
 def test_impossible_amounts(spec: str) -> None:
     """PP-09: they are refused before any model is loaded."""
     with pytest.raises(BudgetError):

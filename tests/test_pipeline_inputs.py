@@ -95,7 +95,7 @@ SETTINGS: list[tuple[str, object]] = [
     *(("temperature", value) for value in (math.nan, math.inf, -math.inf, -0.1, None, "hot", [1.0], 1j, torch.tensor(1.0))),
     *(("top_k", value) for value in (-1, 2**63, 1.5, None, "5")),
     *((name, value) for name in ("top_p", "min_p") for value in (math.nan, -0.1, 1.5, 10**5000, None, "1")),
-    *(("stop", value) for value in ("", {"a"}, (1,), [""], ("",), ("a", None), 5, b"a", ((),), (10**5000,))),
+    *(("stop", value) for value in ("", {"a"}, (1,), [""], ("",), ("a", None), 5, b"a", ((),), (10**5000,), "\ud800", ["ok", "a\udfff"])),
 ]
 
 

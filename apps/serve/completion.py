@@ -86,6 +86,7 @@ class _Call:
         self._service, self._tenant, self._held = service, tenant, held
         self._began = asyncio.get_running_loop().time()
         self._counted = False
+        self._wanted = Form.free(1)
 
     async def in_time(self, work: Awaitable[T], status: int, told: str, within: float = LONGEST) -> T:
         """What `work` gives. Raises RefusedError where the request's time is over before, with this status, or the server is."""
@@ -104,7 +105,7 @@ class _Call:
         service, tenant = self._service, self._tenant
         request = await service.loaders(tenant, parsed, body)
         adapter, configs = service.adapter(request.model), settled(request, service.settings)
-        form = await self._form(request, len(configs))
+        self._wanted = form = await self._form(request, len(configs))
         wanted = await service.loaders(tenant, asked, request, configs, form, service.pipe.vlm, service.settings)
         for _ in configs[1:]:
             # each answer takes the place of a request
@@ -112,7 +113,7 @@ class _Call:
         ticket = service.engine.submit(wanted, tenant, adapter)
         self._held.callback(service.engine.cancel, ticket)
         events = ticket.events()
-        first = _sound(await anext(events))
+        first = self._sound(await anext(events))
         service.metrics.begun(self._seconds)
         reply = Reply(request.model, service.pipe.vlm.tokenizer.decode, wanted.likeliest)
         if request.stream:
@@ -122,7 +123,7 @@ class _Call:
         said: list[list[Event]] = [[] for _ in wanted.configs]
         said[first[0]].append(first[1])
         async for one in events:
-            place, event = _sound(one)
+            place, event = self._sound(one)
             said[place].append(event)
         tokens = _counted([answer[-1] for answer in said])
         self._note(tokens)
@@ -156,7 +157,7 @@ class _Call:
         """What happens, from the first event on, as long as the request has time. Raises RefusedError."""
         yield first
         while (one := await self.in_time(anext(events, None), 504, "was not answered to its end")) is not None:
-            yield _sound(one)
+            yield self._sound(one)
 
     def _note(self, tokens: Tokens) -> None:
         self._service.metrics.answered(tokens, self._seconds)
@@ -178,6 +179,12 @@ class _Call:
         except TimeoutError:
             seconds = self._service.settings.forming
             raise RefusedError(400, f"the form of the answer was not compiled within {seconds:g} s", "form_too_costly") from None
+
+    def _sound(self, one: tuple[int, Event]) -> tuple[int, Event]:
+        """What happened, if it is no error. Raises RefusedError."""
+        if isinstance(one[1].finish, MmsdkError):
+            raise self._wanted.refused(one[1].finish)
+        return one
 
     def _over(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """A stream is over: where it came to no end, nobody reads it any more, or it broke."""
@@ -224,13 +231,6 @@ async def _unless_gone(http: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _left(http: Request) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
-
-
-def _sound(one: tuple[int, Event]) -> tuple[int, Event]:
-    """What happened, if it is no error. Raises RefusedError."""
-    if isinstance(one[1].finish, MmsdkError):
-        raise refused(one[1].finish)
-    return one
 
 
 def _counted(ends: Sequence[Event]) -> Tokens:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mmsdk.apps.serve.refusal import RefusedError
+from mmsdk.apps.serve.refusal import RefusedError, refused
 from mmsdk.apps.serve.wire import ChatRequest
-from mmsdk.errors import InputError, ModelError
-from mmsdk.generate.constrain import ANY, FREE, Constraint, Guide, guide_of
+from mmsdk.errors import InputError, MmsdkError, ModelError
+from mmsdk.generate.constrain import ANY, COSTLY, FREE, Constraint, Guide, guide_of
 from mmsdk.models.types import VLM
 
 __all__ = ["Form", "form_of", "formed"]
@@ -16,15 +16,22 @@ OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What each of the answers of a request is to be, and a guide for each of them."""
+    """What each of the answers of a request is to be, a guide for each of them, and the field that asked for it."""
 
     constraint: Constraint
     guides: tuple[Guide, ...]
+    field: str = ""
 
     @staticmethod
     def free(answers: int) -> "Form":
         """None: so many answers may be anything."""
         return Form(ANY, (FREE,) * answers)
+
+    def refused(self, error: MmsdkError) -> RefusedError:
+        """An error of the engine's: one of the form is told by the field of the request, not by what the engine calls it."""
+        if isinstance(error, InputError) and self.field and error.item == self.constraint.kind:
+            return _wrong(self.field, error)
+        return refused(error)
 
 
 def formed(request: ChatRequest) -> bool:
@@ -44,11 +51,16 @@ def form_of(request: ChatRequest, answers: int, vlm: VLM, tenant: str) -> Form:
     try:
         constraint = Constraint.of(**{setting: value})
         how = vlm.tokenizer, vlm.stop_ids, vlm.decoder.config.vocabulary, tenant
-        return Form(constraint, tuple(guide_of(constraint, *how) for _ in range(answers)))
+        return Form(constraint, tuple(guide_of(constraint, *how) for _ in range(answers)), place)
     except InputError as error:
-        raise RefusedError(400, f"{place}: {error.message}", "invalid_value", place) from None
+        raise _wrong(place, error) from None
     except ModelError as error:
         raise RefusedError(400, f"{place}: {error}", "unsupported", place) from None
+
+
+def _wrong(place: str, error: InputError) -> RefusedError:
+    code = "form_too_costly" if error.message.startswith(COSTLY) else "invalid_value"
+    return RefusedError(400, f"{place}: {error.message}", code, place)
 
 
 def _found(request: ChatRequest) -> list[tuple[str, str, Any]]:

@@ -23,6 +23,7 @@ __all__ = ["Service"]
 
 LOADERS = 4  # requests of a tenant whose media are fetched and decoded at one time
 FORMS = 2  # and whose forms are compiled
+TURNS = 2  # times as long as a form may take to compile, a form waits for a thread
 
 
 class Service:
@@ -39,7 +40,8 @@ class Service:
             raise InputError("an adapter and the model have one name; call one of them otherwise", item=self.name)
         self.engine = EngineThread(Engine(self.pipe, rows=settings.rows, tokens=settings.pool))
         tenants = max(1, len(settings.keys))
-        self.loaders, self.forms = Workers("media", LOADERS, tenants), Workers("forms", FORMS, tenants, settings.forming)
+        self.loaders = Workers("media", LOADERS, tenants)
+        self.forms = Workers("forms", FORMS, tenants, settings.forming, TURNS * settings.forming)
         self.metrics = Metrics(lambda: self.open, lambda: self.engine.held)
         self.created = int(time())
         self.ending = False

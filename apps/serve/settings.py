@@ -27,7 +27,8 @@ class Settings:
     `rows` are answered at one time and `waiting` more may wait (429 beyond). `body`: bytes of a request (413). `media`: pictures and
     clips of one request, `pixels` of all of them together once decoded, `frames` that are taken of a clip. `tokens`: of an answer.
     `seconds`: from the first byte of a request to the last of its answer, of which its body may take `arrival` to come and a form that it
-    wants `forming` to be compiled, once it is begun. `grace`: seconds that what runs is given when the server ends.
+    wants `forming` to be compiled, once it is begun, for which it waits twice as long at most (429). `grace`: seconds that what runs is
+    given when the server ends.
     `pool`: tokens of all who are answered together, 0 for the engine's own choice.
 
     `hosts` and `networks` are those that media may be fetched from, see `mmsdk.vision.intake.Access`: by default none. `keys`: with any,

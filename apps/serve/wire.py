@@ -140,6 +140,8 @@ class ChatRequest(_Strict):
     prompt_cache_key: str | None = None
 
 
+PARTS = 8192  # of a request, its messages among them: each is looked at several times, and an empty one takes no token
+
 # What OpenAI's API has and this server does not: taken where it asks for nothing, refused where it asks for something.
 ABSENT: Mapping[str, Sequence[object]] = MappingProxyType(
     {
@@ -196,6 +198,7 @@ def parsed(body: bytes) -> ChatRequest:
         raise RefusedError(400, f"the body is no JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
         raise RefusedError(400, f"the body is {_kind(value)}, expected an object with model and messages", "invalid_type")
+    _check_parts(value.get("messages"))
     for name in ABSENT.keys() & value.keys():
         _check_asks_nothing(name, value[name])
     try:
@@ -207,6 +210,17 @@ def parsed(body: bytes) -> ChatRequest:
         place = _place(first["loc"], value)
         same = [one for one in errors if len(one["loc"]) == len(first["loc"]) and _place(one["loc"], value) == place]
         raise RefusedError(400, f"{place}: {_told(first, same)}", first["type"], place) from None
+
+
+def _check_parts(messages: object) -> None:
+    """Before each of them is looked at: a body has room for a million."""
+    if not isinstance(messages, list):
+        return
+    contents = [one["content"] for one in messages if isinstance(one, dict) and isinstance(one.get("content"), list)]
+    count = len(messages) + sum(map(len, contents))
+    if count > PARTS:
+        told = f"{len(messages):,} messages of {count - len(messages):,} parts, but at most {PARTS:,} go into a request, counted together"
+        raise RefusedError(400, told, "context_length_exceeded", "messages")
 
 
 def _told(first: ErrorDetails, same: Sequence[ErrorDetails]) -> str:

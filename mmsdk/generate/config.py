@@ -107,10 +107,15 @@ class GenerationConfig:
 
 
 def stops(stop: Stop) -> tuple[str, ...]:
-    """The strings that end an answer; one may stand alone, as in OpenAI's API. Raises InputError for an empty one, and what is none."""
+    """The strings that end an answer; one may stand alone, as in OpenAI's API. Raises InputError for what is empty or no text."""
     several = (stop,) if isinstance(stop, str) else () if stop is None else stop
     fits = isinstance(several, list | tuple) and all(isinstance(text, str) and text for text in several)
     _check("stop", stop, fits, 'a string, or a list or tuple of strings, none of them empty; write stop="\\n"')
+    for text in several:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{shown(text)} is no Unicode, so that no answer has it: {error}", item="stop") from None
     return tuple(several)
 
 

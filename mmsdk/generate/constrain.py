@@ -8,7 +8,7 @@ At every token the grammar tells which may come next (a context-free grammar ove
 the scores of all others become -inf before one is taken: greedy and drawn answers alike can be nothing else. An end-of-text id is let
 through only where the grammar accepts, and where nothing can follow the answer is over. In front of it one space may stand, which models
 like to begin with and which is no part of an answer. JSON is written in one line, as `json.dumps` writes it, so that no model can go on
-and on with white space.
+and on with white space. What a form may cost is bounded, a JSON schema's in a process of its own: see `mmsdk.generate.sealed`.
 
 Letters: b rows, v words of the vocabulary.
 """
@@ -25,9 +25,10 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from mmsdk.errors import InputError, ModelError
+from mmsdk.generate.sealed import COSTLY, LIMITS, POSSIBLE, Form, Vocabulary, checked
 from mmsdk.vision.values import shown
 
-__all__ = ["ANY", "FREE", "Constraint", "Free", "Guide", "Guided", "Schema", "Written", "guide_of", "masked"]
+__all__ = ["ANY", "COSTLY", "FREE", "Constraint", "Free", "Guide", "Guided", "Schema", "Written", "guide_of", "masked"]
 
 
 @runtime_checkable
@@ -48,6 +49,7 @@ _LONGEST = 2**18
 _LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # An answer is given without the white space before it (Python's, of which Rust's \s is a part), so none may belong to it.
 _BEGUN = r"/([^\s\x1c-\x1f](?s:.)*)?/"
+_NOTHING = "nothing matches it: no answer has this form"
 _NO_SPACE, _SPACE = "start: body\n", 'start: " "? body\n'
 
 
@@ -173,6 +175,8 @@ def guide_of(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int
         return FREE
     try:
         return Guided(constraint.kind, _compiled(constraint, tokenizer, stop_ids, v, tenant).deep_copy())
+    except InputError:
+        raise
     except (RuntimeError, ValueError) as error:
         # what the library did not foresee is the fault of this one form, and ends this one request
         raise InputError(f"it cannot be compiled: {error}", item=constraint.kind) from error
@@ -203,7 +207,11 @@ def _library() -> ModuleType:
 
 def _valid(kind: Literal["schema", "regex", "choice"], grammar: str) -> Constraint:
     _check_length(grammar, kind)
-    wrong = _library().LLMatcher.validate_grammar(_NO_SPACE + grammar)
+    library = _library()
+    if kind == "schema" and POSSIBLE:
+        wrong = checked(_NO_SPACE + grammar)
+    else:
+        wrong = library.LLMatcher.validate_grammar(_NO_SPACE + grammar, limits=library.LLParserLimits(**LIMITS))
     if wrong and not wrong.startswith("WARNING"):
         raise InputError(_reason(wrong), item=kind)
     return Constraint(kind, grammar)
@@ -257,11 +265,15 @@ def _check_length(text: str, kind: str) -> None:
 
 
 @lru_cache(maxsize=4)
-def _words(tokenizer: Written, stop_ids: frozenset[int], v: int) -> Any:
+def _vocabulary(tokenizer: Written, stop_ids: frozenset[int], v: int) -> Vocabulary:
+    return Vocabulary(tokenizer.to_json(), v, tuple(sorted(stop_ids)))
+
+
+@lru_cache(maxsize=4)
+def _words(vocabulary: Vocabulary) -> Any:
     """The vocabulary as the library wants it, a quarter of a second's work."""
-    library = _library()
     try:
-        return library.LLTokenizer(tokenizer.to_json(), n_vocab=v, eos_token=sorted(stop_ids))
+        return _library().LLTokenizer(vocabulary.text, n_vocab=vocabulary.v, eos_token=list(vocabulary.ends))
     except ValueError as error:
         raise ModelError(f"answers in a form cannot be had of this model, whose vocabulary llguidance does not read: {error}") from None
 
@@ -269,13 +281,21 @@ def _words(tokenizer: Written, stop_ids: frozenset[int], v: int) -> Any:
 @lru_cache(maxsize=32)
 def _compiled(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int], v: int, tenant: str) -> Any:
     """A matcher at its beginning, to be copied for every answer of a tenant's."""
-    matcher, words = _library().LLMatcher, _words(tokenizer, stop_ids, v)
     # without the space, or it would be found out behind it only that nothing is accepted
-    bare = matcher(words, _NO_SPACE + constraint.grammar, log_level=0)
-    bare.compute_bitmask()
-    if bare.is_error():
-        raise InputError(_reason(bare.get_error()) or "no answer meets it", item=constraint.kind)
-    return matcher(words, _SPACE + constraint.grammar, log_level=0)
+    bare, spaced = _NO_SPACE + constraint.grammar, _SPACE + constraint.grammar
+    vocabulary = _vocabulary(tokenizer, stop_ids, v)
+    if constraint.kind == "schema" and POSSIBLE:
+        form = Form(bare, spaced, vocabulary)
+        if form.told:
+            raise InputError(_reason(form.told), item=constraint.kind)
+        return form
+    library, words = _library(), _words(vocabulary)
+    limits = library.LLParserLimits(**LIMITS)
+    tried = library.LLMatcher(words, bare, log_level=0, limits=limits)
+    tried.compute_bitmask()
+    if tried.is_error():
+        raise InputError(_reason(tried.get_error()), item=constraint.kind)
+    return library.LLMatcher(words, spaced, log_level=0, limits=limits)
 
 
 def _reason(told: str) -> str:
@@ -285,4 +305,5 @@ def _reason(told: str) -> str:
     first = lines[0].removeprefix("WARNING: ").strip()
     if first.startswith("at ") and "): " in first:
         first = first.partition("): ")[2]
-    return (inner or [first.removeprefix("failed to compile JSON schema: ")])[0]
+    told = (inner or [first.removeprefix("failed to compile JSON schema: ")])[0]
+    return _NOTHING if not told or told.startswith("NoExtension") else told

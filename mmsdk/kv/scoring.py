@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk import plugins
 from mmsdk.errors import BudgetError
 from mmsdk.tokencomp.ranking import TIE, top_within
 from mmsdk.tokencomp.share import nearest
@@ -19,7 +20,7 @@ __all__ = ["all_but_one", "amount_of", "checked", "chosen", "kept", "latest_firs
 def amount_of(text: str, asked: str) -> int | float:
     """A count ("512") or a share ("0.25") as a user writes it in `asked`. Raises BudgetError for anything else."""
     try:
-        amount = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+        amount = plugins.number(int if re.fullmatch(r"[+-]?[0-9]+", text) else float, text)
     except ValueError:
         raise BudgetError(f"{asked!r}: the amount {text!r} is no number; write a count such as 512 or a share such as 0.25") from None
     return checked(amount)

@@ -182,6 +182,9 @@ GOOD: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content
         ({"messages": [*GOOD["messages"], {"role": "assistant", "content": "Hi."}]}, 400, "messages[1].role"),
         ({"messages": [{"role": "system", "content": [shown("data:,x")]}, *GOOD["messages"]]}, 400, "messages[0].content[0]"),
         ({"messages": GOOD["messages"] * 600}, 400, "messages"),
+        # none of them would be taken: they are counted before they are looked at
+        ({"messages": [{}] * 9000}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": [{}] * 4100}] * 2}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "a" * 70_000}]}, 400, "messages"),
         ({"temperature": -1}, 400, "temperature"),
         ({"temperature": "hot"}, 400, "temperature"),

@@ -144,7 +144,31 @@ def test_a_form_that_cannot_be_followed_is_told_by_its_field(client: openai.Open
 
 
 def test_cs_12_a_form_that_becomes_too_costly_is_400_and_the_next_is_answered(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="regex"):
-        client.chat.completions.create(**HOW, extra_body={"guided_regex": r"(.*\w.{30}){4}"})
+    """By the name of the field that asked for it, which the engine does not know."""
+    costly = r"(.*\w.{30}){4}"
+    for form, param in (
+        ({"guided_regex": costly}, "guided_regex"),
+        ({"structured_outputs": {"regex": costly}}, "structured_outputs.regex"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=f"{param}: ") as refused:
+            client.chat.completions.create(**HOW, extra_body=form)
+        assert refused.value.param == param
     answer = client.chat.completions.create(**HOW, extra_body={"guided_choice": ["yes", "no"]})
     assert answer.choices[0].message.content in ("yes", "no")
+
+
+def test_cs_12_schemas_that_would_compile_for_ever_leave_the_threads_to_others(client: openai.OpenAI) -> None:
+    """More of them than there are threads; the errors are theirs, and the next form is answered."""
+    costly = {"allOf": [{"type": "string", "pattern": f"^.*a.{{{number}}}$"} for number in range(1, 40)]}
+
+    def refused(field: str) -> openai.BadRequestError:
+        with pytest.raises(openai.BadRequestError) as error:
+            client.chat.completions.create(**HOW, extra_body={field: costly} if field == "guided_json" else {field: {"json": costly}})
+        return error.value
+
+    with ThreadPoolExecutor(3) as pool:
+        errors = list(pool.map(refused, ["guided_json", "structured_outputs", "guided_json"]))
+    assert [error.param for error in errors] == ["guided_json", "structured_outputs.json", "guided_json"]
+    assert all(error.code == "form_too_costly" for error in errors)
+    answer = client.chat.completions.create(**HOW, extra_body={"guided_json": {"enum": ["yes", "no"]}})
+    assert answer.choices[0].message.content in ('"yes"', '"no"')

@@ -72,7 +72,7 @@ def test_a_tenant_that_asks_for_what_takes_long_holds_up_nobody_else(small: Mini
 
     monkeypatch.setattr(completion, "form_of", compiled)
     form = {"extra_body": {"guided_choice": ["yes", "no"]}, "max_tokens": 4}
-    with door(Service(Pipeline(small), Settings(keys=("one", "two"), forming=2))) as server, ThreadPoolExecutor(6) as pool:
+    with door(Service(Pipeline(small), Settings(keys=("one", "two"), forming=3))) as server, ThreadPoolExecutor(6) as pool:
         slow = [pool.submit(server.ask, "Hi?", key="one", **form) for _ in range(6)]
         assert server_open(server, 6)
         assert server.ask("Hi?", key="one", max_tokens=4).choices, "what wants no form waits for none"
@@ -88,6 +88,25 @@ def test_a_tenant_that_asks_for_what_takes_long_holds_up_nobody_else(small: Mini
         answers = [one.result(60).choices[0].message.content for one in slow if one not in refused]
         assert len(answers) == 4 and set(answers) <= {"yes", "no"}
         assert server.ask("Hi?", key="one", **form).choices[0].message.content in ("yes", "no")
+
+
+def test_who_finds_no_thread_for_a_form_is_told_to_come_back(small: Mini, door: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the time of the request is over: 429, with the time to wait, and not 504."""
+    going = threading.Event()
+
+    def compiled(*given: Any) -> Any:
+        going.wait(60)
+        return form_of(*given)
+
+    monkeypatch.setattr(completion, "form_of", compiled)
+    form = {"extra_body": {"guided_choice": ["yes", "no"]}, "max_tokens": 4}
+    with door(Service(Pipeline(small), Settings(forming=0.2, seconds=300))) as server, ThreadPoolExecutor(3) as pool:
+        errors = [one.exception(60) for one in [pool.submit(server.ask, "Hi?", **form) for _ in range(3)]]
+        going.set()
+        codes = sorted(error.code for error in errors if isinstance(error, openai.APIStatusError) and error.code)
+        assert codes == ["form_too_costly", "form_too_costly", "too_many_requests"]
+        (late,) = (error for error in errors if isinstance(error, openai.RateLimitError))
+        assert late.response.headers["retry-after"] == "1" and "threads for forms" in late.message
 
 
 def server_open(server: Any, count: int) -> bool:

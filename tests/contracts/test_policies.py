@@ -229,7 +229,14 @@ def test_latents_are_kept_or_refused_by_name(name: str) -> None:
 def test_what_cannot_be_is_told() -> None:
     with pytest.raises(InputError, match="snapkw.* is not known; did you mean 'snapkv'. choose dense, .*snapkv"):
         memory_of("snapkw:0.5")
-    for text, wrong in (("snapkv", "how much to keep"), ("h2o:0", "at least one"), ("h2o:1.5", "outside"), ("tova:much", "no number")):
+    for text, wrong in (
+        ("snapkv", "how much to keep"),
+        ("h2o:0", "at least one"),
+        ("h2o:1.5", "outside"),
+        ("tova:much", "no number"),
+        ("window:٣٠", "no number"),
+        ("h2o:0.٣", "no number"),
+    ):
         with pytest.raises(BudgetError, match=wrong):
             memory_of(text)
     with pytest.raises(PluginError, match="did you mean 'window'"):

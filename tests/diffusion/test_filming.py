@@ -303,3 +303,6 @@ def test_windows_are_pages_of_the_latest_frames() -> None:
     assert paging("pages:recalled=8,fast=32,index=mean") == Paging(recalled=8, fast=32, index="mean")
     with pytest.raises(InputError, match="holds 7"):
         paging("pages:fast=7")
+    for digits in ("window:٣٠", "pages:recalled=٨"):
+        with pytest.raises(PluginError):
+            paging(digits)

@@ -207,6 +207,7 @@ def test_half_precision_logits_are_sampled_in_single(dtype: torch.dtype) -> None
         ("min_p", math.nan),
         ("seed", -1),
         ("stop", ("ok", "")),
+        ("stop", ("ok", "\ud83d")),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.inf),
         ("repetition_penalty", "1.1"),

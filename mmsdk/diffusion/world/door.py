@@ -52,9 +52,10 @@ def paging(kv: str | Paging) -> Paging:
     spec = plugins.parse(kv)
     try:
         if spec.name == "window" and spec.amount and not spec.knobs:
-            return Paging(sinks=0, recent=int(spec.amount), recalled=0, fast=int(spec.amount) + 1, host=1)
+            pages = int(plugins.number(int, spec.amount))
+            return Paging(sinks=0, recent=pages, recalled=0, fast=pages + 1, host=1)
         if spec.name == "pages" and not spec.amount:
-            return Paging(**{name: _kind(value) if name == "index" else int(value) for name, value in spec.knobs})  # type: ignore[arg-type]
+            return Paging(**{name: _kind(value) if name == "index" else plugins.number(int, value) for name, value in spec.knobs})  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
