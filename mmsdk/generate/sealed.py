@@ -76,9 +76,9 @@ class Form:
         return self._cell.why if told is None else str(json.loads(told))
 
     def deep_copy(self) -> "Place":
-        """A place at the beginning. Where the process has ended, another one is begun."""
+        """A place at the beginning. Where the process has ended, or is that of a program this one was forked from, another one is begun."""
         with self._lock:
-            if self._cell.why and not self.told:
+            if self._cell.gone and not self.told:
                 self.told = self._compile()
             return Place(self._cell, 0, False, self.told).deep_copy()
 
@@ -140,11 +140,16 @@ class _Cell:
     def __init__(self, words: Vocabulary) -> None:
         self.over = deque[int]()
         self.why = ""
-        self._count, self._lock = 0, Lock()
+        self._count, self._lock, self._owner = 0, Lock(), os.getpid()
         ours, theirs = socket.socketpair()
         with theirs:
             _first(words).fork(theirs)
         self._asked = Connection(ours.detach())
+
+    @property
+    def gone(self) -> bool:
+        """Whether it obeys nobody here any more."""
+        return bool(self.why) or self._owner != os.getpid()
 
     def number(self) -> int:
         """One that no other place has."""
@@ -155,6 +160,9 @@ class _Cell:
     def order(self, seconds: float, name: str, number: int, *given: Any) -> bytes | None:
         """What comes back; None where the process ended over it, or before, and `why` then says why."""
         with self._lock:
+            if self._owner != os.getpid():
+                # two would speak at one time
+                self.why = "the program was forked amid an answer; ask again"
             if self.why:
                 return None
             over = [self.over.popleft() for _ in range(len(self.over))]

@@ -153,6 +153,9 @@ def test_cs_12_a_form_that_becomes_too_costly_is_400_and_the_next_is_answered(cl
         with pytest.raises(openai.BadRequestError, match=f"{param}: ") as refused:
             client.chat.completions.create(**HOW, extra_body=form)
         assert refused.value.param == param
+    with pytest.raises(openai.APIError, match="guided_regex: ") as ended:
+        list(client.chat.completions.create(**HOW, extra_body={"guided_regex": costly}, stream=True, temperature=1.0, seed=0))
+    assert ended.value.param == "guided_regex"
     answer = client.chat.completions.create(**HOW, extra_body={"guided_choice": ["yes", "no"]})
     assert answer.choices[0].message.content in ("yes", "no")
 

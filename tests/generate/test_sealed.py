@@ -1,5 +1,6 @@
 """JSON schemas in processes of their own: what the library itself says of every step, and an end in time to what would have none."""
 
+import contextlib
 import gc
 import os
 import random
@@ -146,6 +147,26 @@ def test_a_process_that_was_ended_from_outside_is_begun_anew(led: Callable[[dict
     os.kill(checking._process.pid, signal.SIGKILL)
     checking._process.wait()
     assert allowed(led({"enum": ["after that", 4]}))
+
+
+def test_a_program_that_forks_leaves_its_processes_to_its_parent(words: TextTokenizer, led: Callable[[dict[str, Any]], Guide]) -> None:
+    """The child has its own for the same form, and the answers of the parent go on."""
+    guide, token, (reading, writing) = led(SCHEMA), words.encode('{"')[0], os.pipe()
+    child = os.fork()
+    if not child:
+        # no assertion here: pytest would go on in two processes
+        with contextlib.suppress(BaseException):
+            own = led(SCHEMA)
+            own.push(token)
+            guide.push(token)
+            carried = str(guide.problem)
+            os.write(writing, b"well" if own.problem is None and "forked amid an answer" in carried else b"not so")
+        os._exit(0)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0 and os.read(reading, 9) == b"well"
+    os.close(reading)
+    guide.push(token)
+    assert guide.problem is None and len(allowed(guide)) < V
 
 
 def test_schemas_that_only_refer_to_themselves_are_met_by_nothing(led: Callable[[dict[str, Any]], Guide]) -> None:
