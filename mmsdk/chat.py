@@ -12,6 +12,7 @@ words of the checkpoint's own template. The cache is kept from turn to turn besi
 the cache holds begin with is not read again, token by token (in blocks, where the pipeline's memory is paged and shared with other calls).
 
 A turn counts when its answer is whole. A stream that is left or interrupted, or an answer that fails, leaves the conversation as it was.
+So does one that is overtaken by another question or a change, in this thread or another: it ends with an InputError.
 """
 
 from collections.abc import Generator, Sequence
@@ -25,6 +26,7 @@ from mmsdk.compress import Compression
 from mmsdk.doors import door
 from mmsdk.encoded import Given
 from mmsdk.errors import InputError
+from mmsdk.exclusive import Exclusive
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.held import HeldMemory
 from mmsdk.kv.held_rounded import HeldRounded
@@ -67,7 +69,12 @@ class Exchange:
 
 
 class Chat:
-    """A conversation with one model. `config` are the settings of its answers, and may be replaced. Not for several threads at one time."""
+    """A conversation with one model. `config` are the settings of its answers, and may be replaced.
+
+    Several threads may hold it, but a conversation has one next turn: of two questions at one time the second is answered behind the first,
+    or the first ends with an InputError where it was asked. No turn is lost without a word, and no answer is said from a cache that another
+    question has changed.
+    """
 
     def __init__(
         self,
@@ -84,6 +91,8 @@ class Chat:
         self._turns: tuple[Exchange, ...] = ()
         # counts what was begun and what was changed: a stream of an earlier state is over
         self._state = 0
+        # held for a step of an answer or a change, not from one piece to the next: a reader may take any time between them
+        self._alone = Exclusive("chat")
         self._system = _checked(system)
 
     def __repr__(self) -> str:
@@ -102,8 +111,10 @@ class Chat:
 
     @system.setter
     def system(self, words: str | None) -> None:
-        self._system = _checked(words)
-        self._changed(0)
+        told = _checked(words)
+        with self._alone():
+            self._system = told
+            self._changed(0)
 
     @overload
     def __call__(self, question: str, /, *, config: GenerationConfig | None = ...) -> Answer: ...
@@ -118,7 +129,7 @@ class Chat:
         Raises InputError for what cannot be read, and where the conversation is longer than the model holds; ModelError where the template
         will not have it, as some will not have a system prompt. The conversation is then as it was.
         """
-        return self._begun(self._turns, _asked(media, question), config).answer
+        return self._next(media, question, config).answer
 
     @overload
     def stream(self, question: str, /, *, config: GenerationConfig | None = ...) -> Stream: ...
@@ -132,7 +143,7 @@ class Chat:
 
         Whatever else is asked or changed meanwhile ends the stream with an InputError.
         """
-        return self._begun(self._turns, _asked(media, question), config)
+        return self._next(media, question, config)
 
     @door
     def edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Answer:
@@ -145,16 +156,18 @@ class Chat:
     @door
     def stream_edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Stream:
         """The same in pieces: the turns are changed once the stream has been read to its end."""
-        place = self._place(turn)
-        return self._begun(self._turns[:place], Prompt.of(self._turns[place].asked.media, question), config)
+        with self._alone():
+            place = self._place(turn)
+            return self._begun(self._turns[:place], Prompt.of(self._turns[place].asked.media, question), config)
 
     def drop(self, turn: int) -> Exchange:
         """Take a turn out, wherever it is; what was said after it stays as it was said. Raises InputError for one that is not there."""
-        place = self._place(turn)
-        gone = self._turns[place]
-        self._turns = self._turns[:place] + self._turns[place + 1 :]
-        self._changed(place)
-        return gone
+        with self._alone():
+            place = self._place(turn)
+            gone = self._turns[place]
+            self._turns = self._turns[:place] + self._turns[place + 1 :]
+            self._changed(place)
+            return gone
 
     def undo(self) -> Exchange:
         """Take the last turn out. Raises InputError where there is none."""
@@ -175,6 +188,12 @@ class Chat:
             raise InputError(f"there is no turn {shown(turn)}: {told}; -1 is the last one", item="turn")
         return turn % count
 
+    def _next(self, media: Given | Sequence[Given], question: str | None, config: GenerationConfig | None) -> Stream:
+        """The next answer behind all turns."""
+        asked = _asked(media, question)
+        with self._alone():
+            return self._begun(self._turns, asked, config)
+
     def _begun(self, before: tuple[Exchange, ...], asked: Prompt, config: GenerationConfig | None) -> Stream:
         """The next answer behind these turns."""
         told = [Turn("system", (Text(self._system),))] if self._system else []
@@ -192,14 +211,17 @@ class Chat:
 
     def _pieces(self, stream: Stream, before: tuple[Exchange, ...], asked: Prompt, state: int) -> Generator[str, None, Answer]:
         while True:
-            # the cache is that of the conversation as it is now
-            if state != self._state:
-                raise InputError("the conversation has gone on without it", item="stream")
-            piece = next(stream, None)
-            if piece is None:
-                break
+            with self._alone():
+                # the cache is that of the conversation as it is now
+                if state != self._state:
+                    raise InputError("the conversation has gone on without it", item="stream")
+                piece = next(stream, None)
+                if piece is None:
+                    return self._counted(stream.answer, before, asked)
             yield piece
-        answer = stream.answer
+
+    def _counted(self, answer: Answer, before: tuple[Exchange, ...], asked: Prompt) -> Answer:
+        """The answer, which is whole, as the last turn."""
         self._turns = (*before, Exchange(asked, answer))
         if isinstance(self._recall.memory, HeldMemory | HeldRounded):
             self._recall.memory.said(answer.ids)

@@ -15,11 +15,16 @@ is there in addition until it has been read, and so are question and answer whil
 Frames go through the encoder in windows, each of which is a clip of its own to the model: times are counted anew in each. Where heads turn
 along three axes (M-RoPE), a window stands on its grid behind what came before, as in a prompt, and words behind its last row or column.
 What is held moves by one shift on all axes, which closes no gap inside: such models take policies that hold the last tokens.
+
+One thread may push while others ask: a question looks at the stream as it is when it comes, frames that come meanwhile do not wait for it.
+What changes the stream goes one after another: `push`, `say`, and `ask(keep=True)`, which holds off the others until it has been answered
+or broken off.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,6 +45,7 @@ from mmsdk.decoder.spans import Span
 from mmsdk.doors import door
 from mmsdk.encoded import Encoded, moved
 from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError
+from mmsdk.exclusive import Exclusive
 from mmsdk.generate.beams import search
 from mmsdk.generate.config import EarlyStopping, GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
@@ -69,6 +75,7 @@ USUAL = "streaming:1024"
 class State:
     """What a stream is at one time: the cache, the frames that wait for their window to be full, and the last window, for the layout.
 
+    It never changes: what comes is read into a fork of the cache, which then stands in another state.
     `opened` says whether any window has been read; `visual` and `kept` are the visual tokens so far, in full and as they were read.
     `words` are the ids of all words so far, each once, whether they are still held or not: what a repetition penalty looks at.
     """
@@ -85,6 +92,8 @@ class State:
 class StreamSession:
     """One stream. `kv` says how much is held of it and what, `window` frames go through the encoder together, `worn` are its adapters.
 
+    For several threads: `push`, `say` and `ask(keep=True)` wait for one another, and other questions for nothing. Each of the three raises
+    InputError where its own thread is still amid one of them, from a handler of signals for one.
     Where `kv` is None it is `USUAL`, or what of it fits the model's context; what is asked for is held as it is asked for.
     Raises PluginError for a policy that does not bound a stream and for a compression that works inside encoder or decoder or wants to know
     the question, BudgetError for a share of what has no length and for more than the model's context, ModelError for a model whose
@@ -114,6 +123,7 @@ class StreamSession:
             # from now on the budget holds
             cache.settle()
         self._now = State(cache, Arrived(), seen, words=_ids(head))
+        self._alone = Exclusive("stream")
 
     @property
     def cache(self) -> PolicyCache:
@@ -142,8 +152,9 @@ class StreamSession:
         Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
         the one before, and for a window of frames that the memory does not hold; it is then as if the frame had not come.
         """
-        now = dataclasses.replace(self._now, arrived=self._now.arrived.push(frame, seconds))
-        self._now = self._looked(now, Clock(device_of(self._vlm))) if len(now.arrived.frames) == self._window else now
+        with self._alone():
+            now = dataclasses.replace(self._now, arrived=self._now.arrived.push(frame, seconds))
+            self._now = self._looked(now, Clock(device_of(self._vlm))) if len(now.arrived.frames) == self._window else now
 
     @torch.no_grad()
     def say(self, text: str) -> None:
@@ -156,8 +167,9 @@ class StreamSession:
             raise InputError("it is empty; write what is to stand in the stream", item="text")
         spans = (Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),)
         laid = self._words(spans)
-        now = self._looked(self._now, Clock(device_of(self._vlm)))
-        self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | _ids(spans))
+        with self._alone():
+            now = self._looked(self._now, Clock(device_of(self._vlm)))
+            self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | _ids(spans))
 
     @door
     @torch.no_grad()
@@ -189,7 +201,8 @@ class StreamSession:
 
         Settings are those of `GenerationConfig`; the answer is JSON of a `schema`, what a `regex` matches whole, or one of `choice`, where
         one of these is given. To a repetition penalty all words of the stream count, those that are no longer held among them. Of the
-        answer's tokens, `recalled` are the entries that were held already.
+        answer's tokens, `recalled` are the entries that were held already. What other threads push meanwhile waits for an answer
+        that is kept, and comes behind it; for others it does not wait.
         Raises InputError for settings that cannot be, and where question and answer do not fit the model beside what is held; ModelError
         where scores are not finite.
         """
@@ -198,9 +211,18 @@ class StreamSession:
             max_time, logprobs, Constraint.of(schema, regex, choice), num_beams, length_penalty, early_stopping,
         )  # fmt: skip
         checked(self._vlm, config)
-        clock = Clock(device_of(self._vlm))
-        _, _, tail = _parted(self._vlm.layout(Prompt.of([self._now.seen], question)))
-        now = self._looked(dataclasses.replace(self._now, cache=self._now.cache.fork()), clock)
+        # what is kept goes on from a state that nobody else may go on from meanwhile
+        with self._alone() if keep else nullcontext():
+            answer, after = self._asked(self._now, question, config, keep)
+            if keep:
+                self._now = after
+        return answer
+
+    def _asked(self, now: State, question: str, config: GenerationConfig, keep: bool) -> tuple[Answer, State]:
+        """The answer of a stream that is so, and what the stream is behind it, which is whole only where it is to be kept."""
+        clock, max_tokens = Clock(device_of(self._vlm)), config.max_tokens
+        _, _, tail = _parted(self._vlm.layout(Prompt.of([now.seen], question)))
+        now = self._looked(dataclasses.replace(now, cache=now.cache.fork()), clock)
         now = dataclasses.replace(now, words=now.words | _ids(tail))
         laid, held = self._words(tail), _held(now.cache, self._vlm.decoder.config.layers)
         now.cache.close_up()
@@ -221,10 +243,10 @@ class StreamSession:
             # what was said last may not have been read yet
             unread = said.ids[int(now.cache.position[0]) - ahead :]
             self._run(now.cache, self._words((Ids((*unread, *self._vlm.tokenizer.encode("\n"))),)))
-            self._now = dataclasses.replace(now, words=now.words | frozenset(said.ids))
+            now = dataclasses.replace(now, words=now.words | frozenset(said.ids))
         counts, kind = Tokens(now.visual, now.kept, asked, len(said.ids), held), precision(self._vlm.decoder)
         rest = said.finish, (), kind, said.logprobs, said.ids, said.score
-        return Answer(said.text.lstrip(), counts, clock.timings, int(seed), *rest)
+        return Answer(said.text.lstrip(), counts, clock.timings, int(config.seed), *rest), now
 
     def _looked(self, now: State, clock: Clock) -> State:
         """With the frames that wait read into the cache."""

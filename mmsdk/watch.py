@@ -21,6 +21,7 @@ from mmsdk import plugins
 from mmsdk.compress import METHODS
 from mmsdk.encoded import Encoded, moved
 from mmsdk.errors import InputError, PluginError
+from mmsdk.exclusive import Exclusive
 from mmsdk.models.types import VLM
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import keep
@@ -87,7 +88,8 @@ class Watch:
     """Frames in, at any time an `Encoded` out, which is what `pipe.encode` gives for a clip.
 
     `window` frames go through the encoder together; of them the pixels are held. A method that wants to know the question cannot work
-    before one is asked: PluginError.
+    before one is asked: PluginError. For several threads: frames wait for one another, and `encoded` is the clip as it is when it is asked
+    for.
     """
 
     def __init__(self, vlm: VLM, by: Compressor, hold: int, window: int = 8) -> None:
@@ -97,8 +99,9 @@ class Watch:
             )
         self._vlm = vlm
         self._window = windowed(window)
-        self._held: Held = form(by, Planned(vlm, by), hold)
-        self._arrived = Arrived()
+        # one value, so that who looks at both sees those of one time
+        self._now: tuple[Held, Arrived] = form(by, Planned(vlm, by), hold), Arrived()
+        self._alone = Exclusive("stream")
 
     def push(self, frame: Source, seconds: float) -> None:
         """One more frame, in any form that intake reads, and when it was taken, by any clock; the clip begins with its first frame.
@@ -106,24 +109,25 @@ class Watch:
         Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
         the one before; it is then as if it had not come.
         """
-        arrived = self._arrived.push(frame, seconds)
-        if len(arrived.frames) == self._window:
-            self._held, arrived = self._with(arrived), arrived.emptied()
-        self._arrived = arrived
+        with self._alone():
+            held, arrived = self._now[0], self._now[1].push(frame, seconds)
+            full = len(arrived.frames) == self._window
+            self._now = (self._with(held, arrived), arrived.emptied()) if full else (held, arrived)
 
     def encoded(self) -> Encoded:
         """The clip so far, to be asked about; more frames may come afterwards. Raises InputError where none came yet."""
-        held = self._with(self._arrived).tokens
+        before, came = self._now
+        held = self._with(before, came).tokens
         if not held:
             raise InputError("no frame has come yet; push one first", item="stream")
         tokens = moved(held[0], torch.device("cpu"))
-        full, came = math.prod(tokens.grid), self._arrived
+        full = math.prod(tokens.grid)
         notes = (f"of the {full} tokens of {came.count} frames {len(tokens)} are held",) if len(tokens) < full else ()
         return Encoded(tokens, "stream", full, self._vlm.name, came.notes + notes, size=came.size, frames=came.count)
 
-    def _with(self, arrived: Arrived) -> Held:
+    def _with(self, held: Held, arrived: Arrived) -> Held:
         """What is held with the frames that wait for their window to be full."""
-        return self._held.push(arrived.seen(self._vlm, joining=bool(self._held.tokens))) if arrived.frames else self._held
+        return held.push(arrived.seen(self._vlm, joining=bool(held.tokens))) if arrived.frames else held
 
 
 def windowed(window: int) -> int:

@@ -211,7 +211,7 @@ def test_memory_does_not_grow_with_the_clip(pipe: Pipeline, by: str) -> None:
         watch.push(picture(number).pixels, number / 10)
         held = watch.encoded().tokens
         assert len(held) <= 24 and held.features.untyped_storage().nbytes() <= (24 + 4 * 4) * 32 * 4
-        assert len(watch._arrived.frames) < 4
+        assert len(watch._now[1].frames) < 4
     assert held.grid == (36, 2, 2) and int(held.positions[:, 0].max()) > 30
     order = (held.positions * torch.tensor([4, 2, 1])).sum(dim=1)
     assert bool((order[1:] > order[:-1]).all())

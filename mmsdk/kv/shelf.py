@@ -88,8 +88,9 @@ class Shelf:
     def settle(self) -> None:
         """See `LayerStore`."""
         self._budgets = self._budgets or [kept(self._amount, length) for length in self._longest()]
-        if any(length > budget for length, budget in zip(self._longest(), self._budgets, strict=True)):
-            self._evict()
+        pairs = list(zip(self._longest(), self._budgets, strict=True))
+        if any(length > budget for length, budget in pairs):
+            self._evict([min(pair) for pair in pairs])
         if not self._curious:
             self.entries.forget()
 
@@ -133,18 +134,21 @@ class Shelf:
         return found
 
     def _look(self, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
-        """Show the policy who asks, and evict what is due."""
+        """Show the policy who asks, and evict what is due: of each row when its own interval is over, whatever its neighbours hold."""
         for one in self._observers if self._curious else ():
             one.observe(self.entries, query, ask)
-        if self._interval and self._budgets and self.entries.count - max(self._budgets) >= self._interval:
-            self._evict()
+        # no row holds more than there are columns, so that they are counted only where one may be due
+        if self._interval and self._budgets and self.entries.count - min(self._budgets) >= self._interval:
+            pairs = list(zip(self._longest(), self._budgets, strict=True))
+            if any(length - budget >= self._interval for length, budget in pairs):
+                self._evict([budget if length - budget >= self._interval else length for length, budget in pairs])
 
-    def _evict(self) -> None:
+    def _evict(self, left: Sequence[int]) -> None:
+        """Leave so many of each row, of heads that hold fewer what they hold."""
         if not self._evictors:
             return
-        entries, keep = self.entries, self._keep
+        entries, keep = self.entries, torch.tensor(left, device=self.entries.keys.device)
         scores = self._evictors[0].scores(entries, keep)
-        left = [min(pair) for pair in zip(self._longest(), self._budgets, strict=True)]
         room = min(self._interval or _ROOM, _ROOM)
         if entries.whole and entries.count > 1 and set(left) == {entries.count - 1}:
             entries.drop(all_but_one(scores), room)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,36 @@ def test_windows_are_pages_of_the_latest_frames() -> None:
     for digits in ("window:٣٠", "pages:recalled=٨"):
         with pytest.raises(PluginError):
             paging(digits)
+
+
+def test_a_world_of_several_threads_makes_each_step_to_its_end(roaming: WorldModel, tmp_path: Path) -> None:
+    """The frames are those of one thread that does the same in the same order; who looks on while they are made sees whole steps."""
+    made = dict[int, tuple[str, torch.Tensor]]()
+
+    def go(action: str) -> None:
+        for _ in range(4):
+            frame = world.step(action)
+            made[int(frame.source.removeprefix("frame "))] = action, frame.pixels
+            assert len(world.resident) > 0 and len(world.latest.frames) == 1
+
+    with World(roaming, folder=tmp_path) as world:
+        world.reset(5, text="a ball")
+        with ThreadPoolExecutor(3) as pool:
+            for ended in [pool.submit(go, action) for action in ("left", "right", "stay")]:
+                ended.result()
+        assert world.frames == 13 and sorted(made) == list(range(2, 14))
+        taken = [made[number] for number in sorted(made)]
+        assert torch.equal(frames(world, [action for action, _ in taken])[1:], torch.stack([pixels for _, pixels in taken]))
+
+
+def test_a_step_within_a_step_is_told(roaming: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a handler of signals: the thread would wait for itself. What broke off ends the world, as ever."""
+    with World(roaming, folder=tmp_path) as world:
+        world.reset()
+        with monkeypatch.context() as broken:
+            broken.setattr(door, "remember", lambda *_: world.close())
+            with pytest.raises(InputError, match="world: this thread is still changing it"):
+                world.step("left")
+        assert world.frames == 0
+        with pytest.raises(InputError, match="begin with reset"):
+            world.latest  # noqa: B018

@@ -10,6 +10,8 @@ Reconstruction: the new block counts among what its readers observe; where delta
 time, it is 1; a step that has time for neither acts on the last view again.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError
+from mmsdk.exclusive import Exclusive
 from mmsdk.kv.parts import Part, whole
 from mmsdk.kv.readers import BlockQueue
 from mmsdk.kv.selection import BlockLayout, Selection
@@ -72,7 +75,11 @@ class Turn:
 
 
 class DualMemory:
-    """The memory of one episode for a batch of rows that are observed together; any `Decoder` will do. Nothing in it carries gradients."""
+    """The memory of one episode for a batch of rows that are observed together; any `Decoder` will do. Nothing in it carries gradients.
+
+    A step that raises leaves it as it was. What belongs together, a step and what the expert then looks at, is put inside `acting`, and is
+    then one thing to other threads.
+    """
 
     def __init__(self, decoder: Decoder, refiner: Refiner, config: MemoryConfig = MemoryConfig()) -> None:
         """Raises ModelError where the refiner was made for another number of layers."""
@@ -81,6 +88,7 @@ class DualMemory:
         self.decoder, self.refiner, self.config = decoder, refiner, config
         self.slow_queue, self.fast_queue = BlockQueue(config.slow), BlockQueue(config.fast)
         self._turns: tuple[Turn, ...] = ()
+        self._alone = Exclusive("memory")
         self._selects = config.selection.budget(refiner.layout) < refiner.layout.visual
 
     @property
@@ -99,10 +107,30 @@ class DualMemory:
         return self.slow_queue.nbytes + self.fast_queue.nbytes
 
     def reset(self) -> None:
-        """A new episode: nothing that was seen counts any more."""
-        self.slow_queue.clear()
-        self.fast_queue.clear()
-        self._turns = ()
+        """A new episode: nothing that was seen counts any more. Waits for another thread's `acting`."""
+        with self._alone():
+            self.slow_queue.clear()
+            self.fast_queue.clear()
+            self._turns = ()
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """One answer, from what is seen to what the expert looked at: it is remembered as a whole, or, where anything raises, not at all.
+
+        One after another where there are several threads. Raises InputError where its own thread is still amid one.
+        """
+        with self._alone(), self._unless_raised():
+            yield
+
+    @contextmanager
+    def _unless_raised(self) -> Iterator[None]:
+        """What is changed inside stays changed, unless it raises."""
+        before = self.slow_queue.entries, self.fast_queue.entries, self._turns
+        try:
+            yield
+        except BaseException:
+            self.slow_queue.entries, self.fast_queue.entries, self._turns = before
+            raise
 
     @torch.no_grad()
     def slow(
@@ -117,7 +145,35 @@ class DualMemory:
 
         Raises InputError for another number of visual tokens than the layout's, and for more words than it has slots.
         """
-        embeddings, valid = laid(self.decoder, self.layout, sight, present, ids, said)
+        with self._unless_raised():
+            return self._updated(time, *laid(self.decoder, self.layout, sight, present, ids, said))
+
+    @torch.no_grad()
+    def fast(self, time: float, sight: Float[Tensor, "b n d"], present: Bool[Tensor, "b c"]) -> Turn:
+        """Between two VLM updates: refine the newest slow block by what the cameras show now. Without a fast path, see `again`.
+
+        Raises InputError before the first slow step of an episode, and for another number of visual tokens than the layout's.
+        """
+        if not self.config.refine or not self.started:
+            return self.again()
+        _check_sight(self.layout, sight, present)
+        with self._unless_raised():
+            return self._refined(time, sight, present)
+
+    def again(self) -> Turn:
+        """The last view once more. Raises InputError where there is none."""
+        if not self._turns:
+            raise InputError("there is no block to act on; the first step of an episode is a slow one", item="memory")
+        return self._turns[-1]
+
+    def close(self, turn: Turn, tally: Tally) -> None:
+        """Let the expert's scores learn from a solved flow that `tally` looked on at."""
+        if self._selects:
+            queue = self.slow_queue if turn.consumer == "slow" else self.fast_queue
+            queue.observe(turn.consumer, turn.parts, tally.mean(), self.config.keep)
+
+    def _updated(self, time: float, embeddings: Float[Tensor, "b s d"], valid: Bool[Tensor, "b s"]) -> Turn:
+        """A block behind what is remembered, and what the expert reads of both."""
         selection, queue = self.config.selection, self.slow_queue
         queue.make_room()
         before = queue.parts("prefill", selection, self.layout)
@@ -133,15 +189,8 @@ class DualMemory:
         view = reading(self.decoder, taken) if self._selects else encoded.read
         return self._turn("slow", taken, Context(hidden, view))
 
-    @torch.no_grad()
-    def fast(self, time: float, sight: Float[Tensor, "b n d"], present: Bool[Tensor, "b c"]) -> Turn:
-        """Between two VLM updates: refine the newest slow block by what the cameras show now. Without a fast path, see `again`.
-
-        Raises InputError before the first slow step of an episode, and for another number of visual tokens than the layout's.
-        """
-        if not self.config.refine or not self.started:
-            return self.again()
-        _check_sight(self.layout, sight, present)
+    def _refined(self, time: float, sight: Float[Tensor, "b n d"], present: Bool[Tensor, "b c"]) -> Turn:
+        """The newest slow block as it is by now, and what the expert reads of the fast history before it."""
         anchor, rows = self.slow_queue.entries[-1].block, len(sight)
         delta = min(max((time - anchor.time) / self.config.period, 0.0), 1.0)
         refined = self.refiner(anchor, sight, present, torch.full((rows,), delta, device=sight.device), time)
@@ -149,18 +198,6 @@ class DualMemory:
         taken = (*self.fast_queue.parts("fast", self.config.selection, self.layout), whole(refined))
         self.fast_queue.push(refined)
         return self._turn("fast", taken, Context(self._turns[-1].context.hidden, reading(self.decoder, taken)))
-
-    def again(self) -> Turn:
-        """The last view once more. Raises InputError where there is none."""
-        if not self._turns:
-            raise InputError("there is no block to act on; the first step of an episode is a slow one", item="memory")
-        return self._turns[-1]
-
-    def close(self, turn: Turn, tally: Tally) -> None:
-        """Let the expert's scores learn from a solved flow that `tally` looked on at."""
-        if self._selects:
-            queue = self.slow_queue if turn.consumer == "slow" else self.fast_queue
-            queue.observe(turn.consumer, turn.parts, tally.mean(), self.config.keep)
 
     def _turn(self, consumer: Consumer, taken: tuple[Part, ...], context: Context) -> Turn:
         turn = Turn(context, consumer, taken)

@@ -5,7 +5,8 @@ model = DualModel(eyes, memory, expert, tokenizer, cameras, dims=14)
 loop = ControlLoop(robot, load_policy(model, ...), hz=25, pace=Pace(expert=25, adapter=25, vlm=75))
 
 A request in which "vlm" is due is a slow step, one in which "adapter" is due a fast one; where neither is, the expert acts on the last view
-again. Times are the observations' own, in seconds, and so is the memory's period.
+again. Times are the observations' own, in seconds, and so is the memory's period. A request that is refused, fails on the way or ends in
+actions that are not finite has never been seen: the memory is as it was.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk.errors import SafetyError
 from mmsdk.models.types import Codec
 from mmsdk.stages import Context
 from mmsdk.vla.chunking.rtc import Anew, Chunking
@@ -69,7 +71,8 @@ class _Step:
 class DualModel:
     """A policy network without a robot, as `mmsdk.vla.policy.RobotPolicy` takes one; see `FlowModel` for what the fields mean.
 
-    The instruction is told as pi0's is, for the state is a token of the expert's. Of the expert's numbers `dims` are actions.
+    The instruction is told as pi0's is, for the state is a token of the expert's. Of the expert's numbers `dims` are actions. Requests and
+    resets of several threads wait for one another.
     """
 
     eyes: Eyes
@@ -91,7 +94,7 @@ class DualModel:
 
     @torch.no_grad()
     def __call__(self, request: Request) -> ActionChunk:
-        """A chunk for the request. Raises InputError as `FlowModel` does."""
+        """A chunk for the request. Raises InputError as `FlowModel` does, and SafetyError for actions that are not finite."""
         observation, tally = request.observation, Tally()
         step = _Step(self.eyes, self.memory, request.due, observation.stamp.captured)
         model = FlowModel(
@@ -107,6 +110,9 @@ class DualModel:
             chunking=self.chunking,
             fewer=self.fewer,
         )
-        chunk = model(request)
-        self.memory.close(step.turn, tally)
+        with self.memory.acting():
+            chunk = model(request)
+            if not bool(chunk.actions.isfinite().all()):
+                raise SafetyError("the actions are not finite; what led to them is not remembered")
+            self.memory.close(step.turn, tally)
         return replace(chunk, producer=f"d2 {step.turn.consumer}")

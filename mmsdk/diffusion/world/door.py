@@ -31,6 +31,7 @@ from mmsdk.diffusion.world.model import WorldModel, open_world_model
 from mmsdk.diffusion.world.rollout import denoised, remember
 from mmsdk.doors import door
 from mmsdk.errors import InputError, ModelError, PluginError
+from mmsdk.exclusive import Exclusive
 from mmsdk.vision.intake import Source, load_image
 from mmsdk.vision.pixels import check_resized
 from mmsdk.vision.types import Image, Video
@@ -82,7 +83,8 @@ def open_world(name: str, dtype: torch.dtype, device: torch.device) -> WorldMode
 class World:
     """One world at a time; `reset` begins another. A frame is a function of the model, the seed, what it began with, and the actions.
 
-    As a context manager it ends, and its pages go; so do they when nobody holds it any more.
+    As a context manager it ends, and its pages go; so do they when nobody holds it any more. For several threads: a step is made to its end
+    before another one, a reset or a close. Each of these raises InputError where its own thread is still amid one of them.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class World:
         self.model, self.name, self._paging, self._hybrid = model, name, pages, hybrid
         self._folder = cache_folder() / "worlds" if folder is None else folder
         self._memory: WorldMemory | None = None
+        self._first, self._alone = 0, Exclusive("world")
 
     def __repr__(self) -> str:
         return f"World({self.name!r}, {self._paging!r})"
@@ -103,9 +106,8 @@ class World:
 
     def close(self) -> None:
         """Forget everything; `reset` begins anew."""
-        if self._memory is not None:
-            self._memory.__exit__()
-            self._memory = None
+        with self._alone():
+            self._forget()
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -115,12 +117,13 @@ class World:
     @property
     def frames(self) -> int:
         """How many frames there were."""
-        return self._first if self._memory is not None else 0
+        return self._first
 
     @property
     def latest(self) -> Video:
         """The frames of the last step, of which `step` gives the last. Raises InputError before `reset`."""
-        self._begun()
+        if not self._first:
+            raise _unbegun()
         return self._latest
 
     @property
@@ -144,12 +147,13 @@ class World:
             raise InputError(f"{shown(seed)} and {shown(steps)}, expected whole numbers from 0 and 1 on, below 2**63", item="seed, steps")
         condition, towards = self.model.imaginer.asked(text, scale_of(guidance))
         caching, picture = step_cache(cache), None if first is None else self._latents(load_image(first))
-        self.close()
-        self._memory = WorldMemory(self._folder, self._paging, self._hybrid)
-        self._generator = torch.Generator().manual_seed(int(seed))
-        self._first, self._place, self._text = 0, torch.zeros(2, dtype=torch.float64), text
-        self._condition, self._guidance, self._cache, self._steps = condition, towards, caching, steps or self.model.steps
-        return self._made("", picture)
+        with self._alone():
+            self._forget()
+            self._memory = WorldMemory(self._folder, self._paging, self._hybrid)
+            self._generator = torch.Generator().manual_seed(int(seed))
+            self._place, self._text = torch.zeros(2, dtype=torch.float64), text
+            self._condition, self._guidance, self._cache, self._steps = condition, towards, caching, steps or self.model.steps
+            return self._made("", picture)
 
     @door
     def step(self, action: str = "") -> Image:
@@ -158,23 +162,30 @@ class World:
         Raises InputError before `reset`, and for an action that there is not, before anything has changed. A step that is broken off, by
         Ctrl-C for one, ends the world: some layers would remember it and others not. So does a frame that is not finite, a ModelError.
         """
-        self._begun()
-        if self.model.moves:
-            self._place = self.model.moved(self._place, action)
-        elif action:
-            self._condition, self._guidance = self.model.imaginer.asked(action, self._guidance.scale)
-        return self._made(action, None)
+        with self._alone():
+            self._begun()
+            if self.model.moves:
+                self._place = self.model.moved(self._place, action)
+            elif action:
+                self._condition, self._guidance = self.model.imaginer.asked(action, self._guidance.scale)
+            return self._made(action, None)
 
     def _begun(self) -> WorldMemory:
-        if self._memory is None:
-            raise InputError("there is no world yet; begin with reset(seed=0)", item="world")
-        return self._memory
+        memory = self._memory
+        if memory is None:
+            raise _unbegun()
+        return memory
+
+    def _forget(self) -> None:
+        memory, self._memory, self._first = self._memory, None, 0
+        if memory is not None:
+            memory.__exit__()
 
     def _made(self, action: str, latents: Tensor | None) -> Image:
         try:
             return self._next(action, latents)
         except BaseException:
-            self.close()
+            self._forget()
             raise
 
     @torch.no_grad()
@@ -192,8 +203,9 @@ class World:
                 raise ModelError(f"frame {self._first + 1} has values that are no numbers; dtype='float32' may help")
         remember(model, latents, condition, memory, self._first, guidance)
         moments = (self._first + torch.arange(shape[2])) / imaginer.screen.rate
-        self._first += shape[2]
         self._latest = Video(imaginer.pixels(latents), moments, source=action or self._text or "world")
+        # counted when they are there to be looked at
+        self._first += shape[2]
         return Image(self._latest.frames[-1], source=f"frame {self._first}")
 
     def _placed(self, condition: Condition, frames: int) -> Condition:
@@ -208,3 +220,7 @@ class World:
         check_resized((picture.pixels.shape[-2], picture.pixels.shape[-1]), (height, width))
         small = F.interpolate(picture.pixels[None].float() / 127.5 - 1, (height, width), mode="bilinear", antialias=True)
         return small[:, :, None].expand(-1, -1, frames, -1, -1).to(imaginer.model.like)
+
+
+def _unbegun() -> InputError:
+    return InputError("there is no world yet; begin with reset(seed=0)", item="world")

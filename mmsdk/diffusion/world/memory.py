@@ -66,7 +66,8 @@ class WorldMemory:
     @property
     def resident(self) -> tuple[tuple[int, int, int], ...]:
         """Of each layer and pass: pages on the fast tier, in the host's memory, on disk."""
-        return tuple(layer.tiers.resident for layer in self._layers.values())
+        # a copy: another thread may be adding layers
+        return tuple(layer.tiers.resident for layer in list(self._layers.values()))
 
     def at(self, step: int, steps: int, branch: str) -> Attend:
         """See `mmsdk.diffusion.attending.Attending`: new frames read the memory and leave it as it is."""

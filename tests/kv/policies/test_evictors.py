@@ -222,6 +222,32 @@ def test_several_new_tokens_see_one_another_and_what_their_head_holds(model: Dec
     assert cache.lengths(0).tolist() == [[10, 10]]
 
 
+@pytest.mark.parametrize("kv", ["h2o:24", "tova:24", "snapkv:24,window=4", "keydiff:24", "random:24", "window:24", "streaming:24"])
+def test_a_row_is_thinned_when_its_own_interval_is_over(model: Decoder, tokens: Tensor, kv: str) -> None:
+    """A row that comes up to its budget later than its neighbour lets go later, too: all of it as alone."""
+    kv = f"{kv},interval=4" if not kv.startswith("window") else kv
+    blank, at = 8, torch.arange(PROMPT).expand(2, -1).clone()
+    at[1] = torch.cat((torch.full((blank,), -1), torch.arange(PROMPT - blank)))
+    together, counts, outs = cache_of(kv, model, rows=2), list[list[int]](), list[Tensor]()
+    with torch.no_grad():
+        model(tokens[:, :PROMPT], at, together)
+        together.settle()
+        for i in range(STEPS):
+            x = tokens[:, PROMPT + i : PROMPT + i + 1]
+            outs.append(model(x, together.position[:, None], together)[:, -1])
+            counts.append(together.lengths(0).amax(1).tolist())
+    for row in range(2):
+        alone = cache_of(kv, model)
+        with torch.no_grad():
+            model(tokens[row : row + 1, blank * row : PROMPT], torch.arange(PROMPT - blank * row)[None], alone)
+            alone.settle()
+            for i in range(STEPS):
+                out = model(tokens[row : row + 1, PROMPT + i : PROMPT + i + 1], alone.position[:, None], alone)[0, -1]
+                torch.testing.assert_close(outs[i][row], out, rtol=1e-3, atol=1e-4)
+                assert counts[i][row] == int(alone.lengths(0).max())
+    assert [count[1] for count in counts] == ([23, 24, 24, 24, 24, 24] if kv == "window:24" else [23, 24, 25, 26, 27, 24])
+
+
 YARN = Yarn(4.0, 64, amplitude=1.2)
 
 
