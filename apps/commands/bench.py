@@ -54,9 +54,16 @@ def _measured(text: str) -> dict[str, object]:
     bench = plugins.load(PACKAGE, text)
     if not isinstance(bench, Bench):
         raise PluginError(f"{text!r} in {PACKAGE} cannot be called")
-    command = f"mmsdk bench {shlex.quote(text)} --json"
+    command = f"mmsdk bench {shlex.quote(_without_files(text))} --json"
     used = versions() | (bench.versions() if isinstance(bench, Versioned) else {})
     return {"bench": plugins.parse(text).name, "command": command, "hardware": hardware(), "versions": used, "rows": bench()}
+
+
+def _without_files(text: str) -> str:
+    """What is measured, without the knobs that say where on this machine it is written to."""
+    name, _, knobs = text.partition(":")
+    kept = ",".join(knob for knob in knobs.split(",") if knob.partition("=")[0] not in ("plot", "saved"))
+    return f"{name}:{kept}" if kept else name
 
 
 def _committed(text: str) -> dict[str, object]:

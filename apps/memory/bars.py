@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from mmsdk.apps.console import Cell
+from mmsdk.apps.memory.rows import GOING
 
 __all__ = ["barred"]
 
@@ -22,10 +23,10 @@ def barred(title: str, rows: Sequence[Mapping[str, Cell]], colours: Mapping[str,
     for share in (0.0, 0.5, 1.0):
         parts.append(f'<text x="{at(share):.1f}" y="{height + 17}" text-anchor="middle">{100 * share:.0f} %</text>')
     for place, row in enumerate(sorted(rows, key=lambda row: -_share(row["quality"]))):
-        y, policy = (place + 0.5) * thick, str(row["policy"])
+        y, policy = (place + 0.5) * thick, str(row["policy"]).removesuffix(GOING)
         parts.append(f'<text x="{_NAMES - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(policy)}</text>')
-        colour = colours.get(policy.partition(",")[0], "#888")
-        parts.append(f'<path stroke="{colour}" stroke-width="{thick - 4:.1f}" d="M{_NAMES} {y:.1f}H{at(_share(row["quality"])):.1f}"/>')
+        colour = colours.get(policy, "#888")
+        parts.append(f'<path stroke="{colour}" stroke-width="{0.7 * thick:.1f}" d="M{_NAMES} {y:.1f}H{at(_share(row["quality"])):.1f}"/>')
         if isinstance(row.get("ci_low"), int | float) and isinstance(row.get("ci_high"), int | float):
             parts.append(f'<path class="a" d="M{at(_share(row["ci_low"])):.1f} {y:.1f}H{at(_share(row["ci_high"])):.1f}"/>')
     full = at(max(_share(row["quality_full"]) for row in rows))

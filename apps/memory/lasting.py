@@ -9,6 +9,7 @@ from mmsdk.apps.memory.happenings import Happening, happenings
 from mmsdk.apps.memory.rows import GOING, Right, row, share, told
 from mmsdk.apps.memory.streams import Held, Pace, answered, paced, watched
 from mmsdk.apps.train_mini.scenes import Artist
+from mmsdk.apps.train_mini.vocabulary import SHAPES
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
 from mmsdk.kv.dense import DenseCache
@@ -56,6 +57,9 @@ class Lasting:
         cells: list[tuple[str, float, Callable[[Happening], Held]]] = [("full", 1.0, self._held(f"window:{tokens + TOKENS}"))]
         cells += [(name, _BUDGET, self._held(_streamed(name, hold))) for name in policies if _bounds(name)]
         cells += [(f"watch {by}", _BUDGET, self._watched(by, hold)) for by in _WATCHING]
+        for story in stories:
+            # so that nobody pays for what is looked at once for all
+            watched(self.pipe, "uniform", hold, story, self.frames, _WINDOW)
         right: dict[str, Right] = {}
         for name, budget, held_of in counted("streams", cells):
             held = [held_of(story) for story in stories]
@@ -101,6 +105,8 @@ class Lasting:
 
 def check_lasting(events: int, frames: int, endless: int) -> None:
     """Raises InputError for streams that end before something has been shown and nothing has come after it."""
+    if events > len(SHAPES):
+        raise InputError(f"it is {events}; there are {len(SHAPES)} shapes", item="events")
     if frames < (least := (events + 1) * _WINDOW):
         raise InputError(f"it is {frames}; {events} shapes and what follows take at least {least}", item="frames")
     if endless < (least := _TIMES * _LONG):

@@ -54,7 +54,7 @@ def _panel(suite: str, rows: Sequence[Mapping[str, Cell]], colours: Mapping[str,
     width, height = _PANEL
     budgets = sorted({_number(row["budget"]) for row in rows}, reverse=True)
     if len(budgets) == 1:
-        return barred(f"{suite}, {100 * budgets[0]:g} % held", rows, colours, _PANEL)
+        return barred(f"{suite}, {100 * budgets[0]:g} % of the tokens", rows, colours, _PANEL)
     top = max(_number(row[name]) for row in rows for name in ("quality", "quality_full")) or 1.0
 
     def at(row: Mapping[str, Cell]) -> Point:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmsdk.apps.console import Cell
+from mmsdk.apps.memory.rows import GOING
 from mmsdk.apps.web import markup
 
 __all__ = ["memory_cards", "server_card", "table"]
@@ -22,8 +23,7 @@ ABOUT = (
     "Each line is a policy of keys and values; the columns are the shares of them that it holds, or reads. Told is {asked}, in percent of "
     "what the full cache gives, {full}. What is held in MB, what is read for each token, and the speed are those at {at:g} %."
 )
-GOING_ON = ", going on"
-GOING = "Streams that go on: what is held and read after so many frames, how fast, and how many answers about the beginning are right."
+GOING_ON = "Streams that go on: what is held and read after so many frames, how fast, and how many answers about the beginning are right."
 
 
 def memory_cards(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -59,7 +59,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _suite(suite: str, rows: Sequence[Row]) -> str:
     """A line for each policy that was measured beside the full cache, that one first, and below a stream without end, if there is one."""
-    going = [row for row in rows if str(row["policy"]).endswith(GOING_ON)]
+    going = [row for row in rows if str(row["policy"]).endswith(GOING)]
     scored = [row for row in rows if row not in going and row["quality"] is not None and row["quality_full"] is not None]
     full = next((row for row in scored if row["policy"] == "full"), None)
     parts = []
@@ -71,7 +71,7 @@ def _suite(suite: str, rows: Sequence[Row]) -> str:
         lines = [_policy(name, [row for row in scored if row["policy"] == name], full, budgets, at) for name in names]
         parts += [f'<p class="mm-about">{about}</p>', table(lines)]
     if going:
-        parts += [f'<p class="mm-about">{GOING}</p>', table([_going(row) for row in going])]
+        parts += [f'<p class="mm-about">{GOING_ON}</p>', table([_going(row) for row in going])]
     return "".join(parts)
 
 
@@ -94,7 +94,7 @@ def _costs(row: Row | None) -> dict[str, str]:
 
 
 def _going(row: Row) -> dict[str, str]:
-    line = {"policy": str(row["policy"]).removesuffix(GOING_ON), "frames": markup.number(_number(row["frames"]))}
+    line = {"policy": str(row["policy"]).removesuffix(GOING), "frames": markup.number(_number(row["frames"]))}
     # results from before these streams were asked anything say nothing of it
     right = "" if row["quality"] is None else _percent(_number(row["quality"]))
     return line | {"right": right} | _costs(row)
