@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -89,6 +89,13 @@ def test_a_class_of_pydantics_is_a_schema(small: Mini) -> None:
     answer = pipe([], "What?", schema=Found, max_tokens=80)
     assert answer == pipe([], "What?", schema=Found.model_json_schema(), max_tokens=80)
     assert Found.model_validate_json(answer).colour in ("red", "green")
+
+    class Called(pydantic.BaseModel):
+        how: Callable[[int], int]
+
+    with pytest.raises(InputError, match="schema: <class .* does not give its schema: Cannot generate a JsonSchema") as refused:
+        Constraint.of(schema=Called)
+    assert refused.value.item == "schema"
     with pytest.raises(InputError, match="schema: it is 3, expected an object, .* or a class of Pydantic's"):
         Constraint.of(schema="3")
 

@@ -6,7 +6,7 @@ from typing import Any
 from mmsdk.apps.serve.refusal import RefusedError, refused
 from mmsdk.apps.serve.wire import ChatRequest
 from mmsdk.errors import InputError, MmsdkError, ModelError
-from mmsdk.generate.constrain import ANY, COSTLY, FREE, Constraint, Guide, guide_of
+from mmsdk.generate.constrain import ANY, COSTLY, FREE, Constraint, Guide, LostError, guide_of
 from mmsdk.models.types import VLM
 
 __all__ = ["Form", "form_of", "formed"]
@@ -54,6 +54,8 @@ def form_of(request: ChatRequest, answers: int, vlm: VLM, tenant: str) -> Form:
         return Form(constraint, tuple(guide_of(constraint, *how) for _ in range(answers)), place)
     except InputError as error:
         raise _wrong(place, error) from None
+    except LostError as error:
+        raise refused(error) from None
     except ModelError as error:
         raise RefusedError(400, f"{place}: {error}", "unsupported", place) from None
 

@@ -1,6 +1,7 @@
 """What a client is told where it gets no answer: OpenAI's shape of an error, and the status that fits."""
 
 from mmsdk.errors import InputError, MmsdkError
+from mmsdk.generate.constrain import LostError
 
 __all__ = ["GoneError", "RefusedError", "refused"]
 
@@ -39,6 +40,8 @@ def refused(error: MmsdkError) -> RefusedError:
     """An error of the engine's: what is wrong with the request is the client's to mend, all else is not."""
     if isinstance(error, RefusedError):
         return error
+    if isinstance(error, LostError):
+        return RefusedError(503, str(error), "unavailable", retry=1)
     if not isinstance(error, InputError):
         return RefusedError(500, str(error), "model_error")
     if error.item == "prompt":

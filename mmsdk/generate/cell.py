@@ -2,8 +2,9 @@
 
 It is told the vocabulary once, over the socket whose number it is started with. From then on it forks a copy of itself for every form, and
 hands it the socket that comes for that form. A copy obeys one order at a time: each may take so many seconds of the processor's time, and
-all of them so many bytes beyond what the copy began with. What goes over ends the copy where it stands, which whoever asked sees as the
-end of the socket. Nothing of mmsdk's is imported here: a copy is a few megabytes.
+all of them so many bytes beyond what the copy began with. What goes over ends the copy where it stands. A copy cannot tell its own end, so
+the first process, which waits for it, does: a reply begins with "=", and the word of an end with "-", behind which stands `TIME`, `MEMORY`,
+or nothing, where the form is not at fault. Nothing of mmsdk's is imported here: a copy is a few megabytes.
 """
 
 import json
@@ -11,11 +12,17 @@ import os
 import resource
 import signal
 import sys
-from multiprocessing.connection import Connection
-from socket import recv_fds, socket
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from socket import recv_fds, socket, socketpair
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+TIME, MEMORY = b"time", b"memory"
+_FULL = 3
+# Where no more memory is had, Rust aborts, a stack that cannot grow is a segmentation fault, and Python raises MemoryError.
+_ENDS = {-signal.SIGPROF: TIME, -signal.SIGABRT: MEMORY, -signal.SIGSEGV: MEMORY, _FULL: MEMORY}
 
 
 def main() -> None:
@@ -31,14 +38,50 @@ def main() -> None:
         return
     first.send_bytes(b'""')
     first.close()
-    # nobody waits for the copies
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while found := recv_fds(door, 1, 1)[1]:
-        if not os.fork():
+    woken, waker = socketpair()
+    woken.setblocking(False)
+    waker.setblocking(False)
+    # the end of a copy wakes the loop
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    held = dict[int, Connection]()
+    while True:
+        ready = wait([door, woken])
+        if woken in ready:
+            woken.recv(4096)
+            _tell_ends(held)
+        if door not in ready:
+            continue
+        found = recv_fds(door, 1, 1)[1]
+        if not found:
+            return
+        try:
+            copy = os.fork()
+        except OSError:
+            # whoever asked sees the end of the socket
+            os.close(found[0])
+            continue
+        if not copy:
+            signal.set_wakeup_fd(-1)
             door.close()
+            woken.close()
+            waker.close()
+            # or an end of theirs would not be seen
+            for other in held.values():
+                other.close()
             _obey(Connection(found[0]), words, LLParserLimits(**told["limits"]), told["room"])
             os._exit(0)
-        os.close(found[0])
+        held[copy] = Connection(found[0])
+
+
+def _tell_ends(held: dict[int, Connection]) -> None:
+    """Tell whoever asked why its copy ended, of all that have."""
+    while held:
+        copy, status = os.waitpid(-1, os.WNOHANG)
+        if not copy:
+            return
+        with held.pop(copy) as asked, suppress(OSError):
+            asked.send_bytes(b"-" + _ENDS.get(os.waitstatus_to_exitcode(status), b""))
 
 
 def _obey(asked: Connection, words: LLTokenizer | None, limits: LLParserLimits, room: int) -> None:
@@ -53,7 +96,9 @@ def _obey(asked: Connection, words: LLTokenizer | None, limits: LLParserLimits, 
                 led.pop(number, None)
             reply = _done(led, words, limits, *order["order"])
             signal.setitimer(signal.ITIMER_PROF, 0)
-            asked.send_bytes(reply)
+            asked.send_bytes(b"=" + reply)
+        except MemoryError:
+            os._exit(_FULL)
         except (EOFError, OSError):
             return
 

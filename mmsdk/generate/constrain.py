@@ -24,11 +24,11 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from mmsdk.errors import InputError, ModelError
-from mmsdk.generate.sealed import COSTLY, LIMITS, POSSIBLE, Form, Vocabulary, checked
+from mmsdk.errors import InputError, MmsdkError, ModelError
+from mmsdk.generate.sealed import COSTLY, LIMITS, LOST, POSSIBLE, Form, LostError, Vocabulary, checked
 from mmsdk.vision.values import shown
 
-__all__ = ["ANY", "COSTLY", "FREE", "Constraint", "Free", "Guide", "Guided", "Schema", "Written", "guide_of", "masked"]
+__all__ = ["ANY", "COSTLY", "FREE", "Constraint", "Free", "Guide", "Guided", "LostError", "Schema", "Written", "guide_of", "masked"]
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class Guide(Protocol):
         ...
 
     @property
-    def problem(self) -> InputError | None:
+    def problem(self) -> MmsdkError | None:
         """Why the answer cannot go on, where it cannot."""
         ...
 
@@ -118,7 +118,7 @@ class Free:
     """An answer that may be anything."""
 
     complete: bool = False
-    problem: InputError | None = None
+    problem: MmsdkError | None = None
 
     def push(self, token: int) -> None:
         """Nothing changes."""
@@ -155,9 +155,15 @@ class Guided:
         return bool(self._matcher.is_stopped()) and self.problem is None
 
     @property
-    def problem(self) -> InputError | None:
-        """What was wrong with the grammar where it could not be followed further: mostly that there were too many ways to go on."""
-        return InputError(_reason(self._matcher.get_error()), item=self._kind) if self._matcher.is_error() else None
+    def problem(self) -> MmsdkError | None:
+        """What was wrong with the grammar where it could not be followed further: mostly that there were too many ways to go on.
+
+        A LostError where nothing was: its process ended.
+        """
+        if not self._matcher.is_error():
+            return None
+        told = self._matcher.get_error()
+        return LostError(told) if told.startswith(LOST) else InputError(_reason(told), item=self._kind)
 
 
 ANY = Constraint()
@@ -169,7 +175,8 @@ def guide_of(constraint: Constraint, tokenizer: Written, stop_ids: frozenset[int
 
     What was compiled before is copied, of no other `tenant`: how long it takes tells nobody what others have asked.
 
-    Raises InputError, naming the setting, where no answer meets the constraint or following it would cost too much.
+    Raises InputError, naming the setting, where no answer meets the constraint or following it would cost too much, and LostError where
+    the process for it ended by no fault of its own.
     """
     if constraint.kind == "any":
         return FREE
@@ -219,7 +226,7 @@ def _valid(kind: Literal["schema", "regex", "choice"], grammar: str) -> Constrai
 
 def _one_line(schema: Schema) -> str:
     try:
-        told = schema.model_json_schema() if isinstance(schema, Modelled) else schema
+        told = _of_model(schema) if isinstance(schema, Modelled) else schema
         value = json.loads(told) if isinstance(told, str) else told
         if not isinstance(value, Mapping):
             raise InputError(
@@ -229,6 +236,14 @@ def _one_line(schema: Schema) -> str:
         return _written(json.dumps({**value, "x-guidance": _LINE}, ensure_ascii=False, allow_nan=False), "schema")
     except (TypeError, ValueError, RecursionError) as error:
         raise error if isinstance(error, InputError) else InputError(f"it is no JSON: {error}", item="schema") from None
+
+
+def _of_model(model: Modelled) -> Mapping[str, Any]:
+    try:
+        return model.model_json_schema()
+    except Exception as error:
+        # the class's own code, and Pydantic's for a field that JSON Schema has no words for
+        raise InputError(f"{shown(model)} does not give its schema: {error}", item="schema") from error
 
 
 def _matching(regex: object) -> str:

@@ -7,7 +7,8 @@ The library bounds what it does by counting, but it counts between pieces of wor
 that must match together (`allOf`, `$ref` beside `pattern`, ...), grows exponentially with their number, while a schema is compiled and
 while it is followed: 39 short ones take gigabytes, and cannot be interrupted. So each form has a process (`mmsdk.generate.cell`), forked
 from one that knows the vocabulary, in which an order may take `COMPILING` or `STEP` seconds of the processor's time, and all that it holds
-`ROOM` bytes; what goes over ends that process, and the answers that are in this form, and nothing else.
+`ROOM` bytes; what goes over ends that process, and the answers that are in this form, and nothing else. Where a process ends otherwise, as
+by the system that has no memory left, the form is not at fault: that is a `LostError`, and whoever asks again has another process.
 
 Regular expressions and choices, in which at most two expressions meet, one of them ours, stay in this process. So do schemas where
 processes cannot be forked (`POSSIBLE`), as on Windows: there the library's own limits are all that bounds them.
@@ -20,6 +21,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +32,7 @@ from typing import Any
 
 from mmsdk.errors import ModelError
 
-__all__ = ["COSTLY", "LIMITS", "POSSIBLE", "Form", "Place", "Vocabulary", "checked"]
+__all__ = ["COSTLY", "LIMITS", "LOST", "POSSIBLE", "Form", "LostError", "Place", "Vocabulary", "checked"]
 
 POSSIBLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 COMPILING, STEP = 4.0, 0.5
@@ -38,9 +40,11 @@ ROOM = 128 * 2**20
 # Of the library's limits, those that are lower here: 2 kB are held for each state of the lexer.
 LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
 COSTLY = "it costs too much"
+LOST = "the process in which the form is followed was lost"
 _STARTING = 60.0
 # How long to wait for so many seconds of the processor's time, where others have it, too.
 _WAIT, _MORE = 4.0, 5.0
+_LATE = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +56,45 @@ class Vocabulary:
     ends: tuple[int, ...] = ()
 
 
+class LostError(ModelError):
+    """The process of a form ended, or was not had, by no fault of the form's; ask again."""
+
+
 def checked(grammar: str) -> str:
-    """What is wrong with a grammar, by the library's words; "" where nothing is."""
-    cell = _Cell(Vocabulary())
-    told = cell.order(COMPILING, "check", 0, grammar)
-    return cell.why if told is None else str(json.loads(told))
+    """What is wrong with a grammar, by the library's words; "" where nothing is. Raises LostError."""
+    return _Cell(Vocabulary()).told("check", grammar)
 
 
 class Form:
     """A grammar, compiled in a process: `told` is what is wrong with it, "" where nothing is.
 
     `bare` is the grammar without the space in front of an answer, by which it is found out whether anything meets it.
+    Raises LostError.
     """
 
     def __init__(self, bare: str, spaced: str, words: Vocabulary) -> None:
         self._grammars, self._words = (bare, spaced), words
         self._lock = Lock()
-        self.told = self._compile()
+        self._cell, self.told = self._compile()
 
-    def _compile(self) -> str:
-        self._cell = _Cell(self._words)
-        told = self._cell.order(COMPILING, "compile", 0, *self._grammars)
-        return self._cell.why if told is None else str(json.loads(told))
+    def _compile(self) -> "tuple[_Cell, str]":
+        cell = _Cell(self._words)
+        return cell, cell.told("compile", *self._grammars)
 
     def deep_copy(self) -> "Place":
-        """A place at the beginning. Where the process has ended, or is that of a program this one was forked from, another one is begun."""
+        """A place at the beginning. Where the process has ended, or is that of a program this one was forked from, another one is begun.
+
+        What goes wrong with that is this answer's alone: the next one tries again. Raises LostError.
+        """
         with self._lock:
-            if self._cell.gone and not self.told:
-                self.told = self._compile()
-            return Place(self._cell, 0, False, self.told).deep_copy()
+            if self.told or not self._cell.gone:
+                place = Place(self._cell, 0, False, self.told).deep_copy()
+                if self.told or not self._cell.gone:
+                    return place
+            cell, told = self._compile()
+            if not told:
+                self._cell = cell
+            return Place(cell, 0, False, told).deep_copy()
 
 
 class Place:
@@ -135,16 +149,19 @@ class Place:
 
 
 class _Cell:
-    """One process of a form's. It ends when this is let go of."""
+    """One process of a form's. It ends when this is let go of. Raises LostError where it cannot be had."""
 
     def __init__(self, words: Vocabulary) -> None:
         self.over = deque[int]()
         self.why = ""
         self._count, self._lock, self._owner = 0, Lock(), os.getpid()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            _first(words).fork(theirs)
-        self._asked = Connection(ours.detach())
+        try:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                _first(words).fork(theirs)
+                self._asked = Connection(ours.detach())
+        except OSError as error:
+            raise LostError(f"{LOST}: it cannot be begun ({error}); ask again") from error
 
     @property
     def gone(self) -> bool:
@@ -157,24 +174,50 @@ class _Cell:
             self._count += 1
             return self._count
 
+    def told(self, name: str, *grammars: str) -> str:
+        """What is wrong with grammars, "" where nothing is, by the first order there is. Raises LostError."""
+        reply = self.order(COMPILING, name, 0, *grammars)
+        if reply is not None:
+            return str(json.loads(reply))
+        if self.why.startswith(LOST):
+            raise LostError(self.why)
+        return self.why
+
     def order(self, seconds: float, name: str, number: int, *given: Any) -> bytes | None:
         """What comes back; None where the process ended over it, or before, and `why` then says why."""
         with self._lock:
             if self._owner != os.getpid():
                 # two would speak at one time
-                self.why = "the program was forked amid an answer; ask again"
+                self.why = f"{LOST}: the program was forked amid an answer; ask again"
             if self.why:
                 return None
             over = [self.over.popleft() for _ in range(len(self.over))]
             try:
-                self._asked.send_bytes(json.dumps({"seconds": seconds, "over": over, "order": [name, number, *given]}).encode())
-                if self._asked.poll(_WAIT * seconds + _MORE):
-                    return self._asked.recv_bytes()
-            except (EOFError, OSError):
-                pass
-            self.why = f"{COSTLY}: more than {seconds:g} s of the processor's time, or {ROOM // 2**20} MiB; make it simpler"
-            self._asked.close()
+                reply = self._reply({"seconds": seconds, "over": over, "order": [name, number, *given]}, _WAIT * seconds + _MORE)
+            except BaseException:
+                # a reply to this order that came later would be taken for one to the next
+                self._end(f"{LOST}: it was interrupted; ask again")
+                raise
+            if reply.startswith(b"="):
+                return reply[1:]
+            if reply == _LATE:
+                self._end(f"{LOST}: this machine has too much to do; ask again")
+            elif reply == b"-":
+                self._end(f"{LOST}: it ended; ask again")
+            else:
+                self._end(f"{COSTLY}: more than {seconds:g} s of the processor's time, or {ROOM // 2**20} MiB; make it simpler")
             return None
+
+    def _reply(self, order: dict[str, Any], wait: float) -> bytes:
+        try:
+            self._asked.send_bytes(json.dumps(order).encode())
+            return self._asked.recv_bytes() if self._asked.poll(wait) else _LATE
+        except (EOFError, OSError):
+            return b"-"
+
+    def _end(self, why: str) -> None:
+        self.why = why
+        self._asked.close()
 
 
 class _First:
@@ -184,26 +227,27 @@ class _First:
         door, theirs = socket.socketpair()
         command = [sys.executable, "-P", str(Path(__file__).with_name("cell.py")), str(theirs.fileno())]
         with theirs:
-            # of a session of its own: Ctrl-C is for this process, which ends the other one by ending
-            process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            try:
+                # of a session of its own: Ctrl-C is for this process, which ends the other one by ending
+                process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            except BaseException:
+                door.close()
+                raise
         self._door, self._process = door, process
+        # not by __del__, which is called where the lines above raised, too; at exit the cache below is cleared
+        weakref.finalize(self, _end, door, process).atexit = False
         told = {"tokenizer": words.text, "v": words.v, "ends": words.ends, "limits": LIMITS, "room": ROOM}
         with Connection(os.dup(self._door.fileno())) as talk:
             try:
                 talk.send_bytes(json.dumps(told).encode())
                 wrong = json.loads(talk.recv_bytes()) if talk.poll(_STARTING) else f"not within {_STARTING:g} s"
             except (EOFError, OSError):
-                raise ModelError(f"the process in which forms are followed did not start ({' '.join(command[:3])})") from None
+                raise LostError(f"the process in which forms are followed did not start ({' '.join(command[:3])}); ask again") from None
         if wrong:
             raise ModelError(f"answers in a form cannot be had of this model, whose vocabulary llguidance does not read: {wrong}")
-
-    def __del__(self) -> None:
-        self._door.close()
-        # it ends by itself; waited for, so that the system forgets it
-        self._process.wait()
 
     @property
     def well(self) -> bool:
@@ -213,6 +257,12 @@ class _First:
     def fork(self, theirs: socket.socket) -> None:
         """Have a copy made that obeys what comes from the other end of this socket."""
         socket.send_fds(self._door, [b"."], [theirs.fileno()])
+
+
+def _end(door: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    door.close()
+    # it ends by itself; waited for, so that the system forgets it
+    process.wait()
 
 
 _STARTED = Lock()

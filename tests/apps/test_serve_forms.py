@@ -17,6 +17,7 @@ from mmsdk.apps.serve.server import serving
 from mmsdk.apps.serve.service import Service
 from mmsdk.apps.serve.settings import Settings
 from mmsdk.compress import compression
+from mmsdk.generate.constrain import LostError
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 
@@ -175,3 +176,21 @@ def test_cs_12_schemas_that_would_compile_for_ever_leave_the_threads_to_others(c
     assert all(error.code == "form_too_costly" for error in errors)
     answer = client.chat.completions.create(**HOW, extra_body={"guided_json": {"enum": ["yes", "no"]}})
     assert answer.choices[0].message.content in ('"yes"', '"no"')
+
+
+def test_a_form_whose_process_was_lost_is_no_fault_of_the_clients(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503, and the request comes again: while the form is made, and amid the answer."""
+
+    def lost(*_: Any) -> Any:
+        raise LostError("it was lost; ask again")
+
+    for place, broken in (
+        ("mmsdk.apps.serve.form.guide_of", lost),
+        ("mmsdk.generate.constrain.Guided.problem", property(lambda _: LostError("it was lost; ask again"))),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, broken)
+            with pytest.raises(openai.InternalServerError, match="it was lost") as refused:
+                client.chat.completions.create(**HOW, extra_body={"guided_json": {"enum": ["yes", "no"]}})
+        assert refused.value.status_code == 503 and refused.value.code == "unavailable"
+        assert refused.value.response.headers["retry-after"] == "1"
