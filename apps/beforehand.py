@@ -88,7 +88,7 @@ def adapters_in(texts: Sequence[str]) -> dict[str, str]:
             name, path = Path(text).name, text
         if name in found:
             raise InputError(f"two adapters are called {name!r}; write NAME=PATH", item=text)
-        folder = Path(path).expanduser()
+        folder = Path(os.path.expanduser(path))
         if nowhere(path) or (folder.is_dir() and not (folder / ADAPTER).is_file()):
             why = f"it has no {ADAPTER}" if folder.is_dir() else "there is no such folder"
             raise InputError(f'{why}; an adapter is a folder that PEFT saved, or "org/name" on the hub', item=path)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from mmsdk.vla.unwaited import POLICY_THREAD
+
 __all__ = ["INTERRUPTED", "Stop", "end", "handling", "interruptible", "leave", "leaving_at_once"]
 
 INTERRUPTED = 130  # 128 and the number of the signal, as shells count
@@ -51,7 +53,7 @@ def end(code: int) -> int:
     """The exit code, as the last thing that a program does. Where a policy is still at work in its thread, which nobody waits for, the
     process ends here: the interpreter's own end stops such threads in the midst of compiled code, which aborts the process.
     """
-    if any(thread.name == "policy" for thread in threading.enumerate()):
+    if any(thread.name == POLICY_THREAD for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 if stream is not None:

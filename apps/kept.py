@@ -15,6 +15,18 @@ from mmsdk.errors import InputError
 
 __all__ = ["resume", "save", "write"]
 
+
+class Facts(dict[str, str]):
+    """What a checkpoint says of itself. Raises InputError where it does not say what is asked for."""
+
+    def __init__(self, path: Path, facts: Mapping[str, str]) -> None:
+        super().__init__(facts)
+        self._path = path
+
+    def __missing__(self, key: str) -> str:
+        raise InputError(f"this checkpoint does not say its {key}; name another folder, or remove it to begin anew", item=str(self._path))
+
+
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,10 +48,10 @@ def save(path: Path, parts: Mapping[str, Mapping[str, Tensor]], optimiser: torch
 def resume(path: Path, optimiser: torch.optim.Optimizer, recipe: str = "") -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
     """The parts and the facts that `save` was given; the optimiser, a new one, remembers what that one did.
 
-    Raises InputError where a recipe is named and the checkpoint is of another one.
+    Raises InputError where a recipe is named and the checkpoint is of another one, or tells none. So does asking for a fact that it lacks.
     """
     with safe_open(path, framework="pt") as file:
-        facts = file.metadata() or {}
+        facts = Facts(path, file.metadata() or {})
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
     if recipe and facts["recipe"] != recipe:
         raise InputError(f"it was made by {facts['recipe']}, this is {recipe}; name another folder", item=str(path))

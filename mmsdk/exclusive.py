@@ -1,8 +1,7 @@
 """One at a time: whoever changes something that several threads hold keeps the others waiting until it is done."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import RLock
+from contextlib import suppress
+from threading import RLock, get_ident
 
 from mmsdk.errors import InputError
 
@@ -20,19 +19,29 @@ class Exclusive:
 
     def __init__(self, item: str) -> None:
         self._item = item
-        self._lock, self._held = RLock(), False
+        self._lock, self._holder = RLock(), 0
 
     def __reduce__(self) -> tuple[type["Exclusive"], tuple[str]]:
         return Exclusive, (self._item,)
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Wait for it, and hold it."""
-        with self._lock:
-            if self._held:
-                raise InputError("this thread is still changing it; let that end before the next", item=self._item)
-            self._held = True
-            try:
-                yield
-            finally:
-                self._held = False
+    def __call__(self) -> "Exclusive":
+        """What to wait for and hold, by `with`."""
+        return self
+
+    def __enter__(self) -> None:
+        if self._holder == get_ident():
+            raise InputError("this thread is still changing it; let that end before the next", item=self._item)
+        # no generator: who is interrupted here lets go now, and not when the traceback is freed
+        try:
+            self._lock.acquire()
+            self._holder = get_ident()
+        except BaseException:
+            self._holder = 0 if self._holder == get_ident() else self._holder
+            # who was interrupted while waiting has nothing to let go of
+            with suppress(RuntimeError):
+                self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._holder = 0
+        self._lock.release()

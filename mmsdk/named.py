@@ -1,6 +1,6 @@
 """What can be seen to be wrong with the name of a model or an adapter at a glance: nothing is read, and nothing heavy imported."""
 
-from pathlib import Path
+import os
 
 from mmsdk.errors import ModelError
 
@@ -10,8 +10,11 @@ HOW_TO_FILM = "train one with `python -m mmsdk.apps.train_video` and name its fo
 
 
 def nowhere(name: str) -> bool:
-    """Whether it is no folder here, and is not written as one on the hub, "org/name"."""
-    return not Path(name).expanduser().is_dir() and (name.count("/") != 1 or name.startswith(("/", "~", "./")) or name.endswith("/"))
+    """Whether it is no folder here, and is not written as one on the hub, "org/name": neither part is empty, or has a path's first sign."""
+    if os.path.isdir(os.path.expanduser(name)):
+        return False
+    org, _, own = name.partition("/")
+    return not org or not own or "/" in own or org.startswith((".", "~")) or own in (".", "..")
 
 
 def check_maker(name: str) -> None:

@@ -102,6 +102,23 @@ def test_one_thread_at_a_time_and_never_the_same_one_twice() -> None:
     assert Aside(lambda: broken().__enter__()).begin(LONG)
 
 
+def test_who_is_interrupted_at_the_door_holds_nothing() -> None:
+    """Though the traceback is still there."""
+    alone = Exclusive("thing")
+
+    def interrupt(frame: object, event: str, called: Any) -> None:
+        if event == "c_return" and called.__name__ == "acquire":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        alone().__enter__()
+    sys.setprofile(before)
+    assert Aside(lambda: alone().__enter__()).begin(LONG) and raised.tb is not None
+
+
 def test_what_is_pushed_amid_an_answer_that_is_kept_comes_behind_it(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames and words alike; the stream is then what it is where the same came one after another."""
     frames = frames_of(9, seed=1)

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from mmsdk.vla.clock import Clock
 from mmsdk.vla.types import ActionChunk, Policy, Request
+from mmsdk.vla.unwaited import POLICY_THREAD
 
 __all__ = ["Answer", "Delayed", "Threaded", "Worker"]
 
@@ -68,7 +69,7 @@ class Threaded:
         assert not self.busy, "the policy is still at an earlier request"
         future: Future[ActionChunk] = Future()
         # a daemon: the end of the program does not wait for a policy that hangs
-        Thread(target=_act, args=(self._policy, request, self._episode, future), name="policy", daemon=True).start()
+        Thread(target=_act, args=(self._policy, request, self._episode, future), name=POLICY_THREAD, daemon=True).start()
         self._running, self._episode = (request.observation.stamp.request, future), None
 
     def collect(self) -> list[Answer]:

@@ -18,6 +18,7 @@ from mmsdk.vla.accounting import LoopReport
 from mmsdk.vla.drive import Drive, Session, Settings
 from mmsdk.vla.loop import Pace, Tick
 from mmsdk.vla.types import ActionChunk, Policy, Request, Robot
+from mmsdk.vla.unwaited import POLICY_THREAD
 
 __all__ = ["DEADLINE", "FUTURE", "PAST", "Plotted", "Pondering", "Run", "View", "World"]
 
@@ -120,8 +121,8 @@ class Run:
         self._sent: deque[list[float]] = deque(maxlen=PAST)
         self._outcomes: list[bool] = []
         self._failure: deque[BaseException] = deque(maxlen=1)
-        # a daemon: the program's end does not wait for a robot of numbers
-        self._thread = Thread(target=self._run, name="robot", daemon=True)
+        # a daemon: the program's end does not wait for a robot of numbers, and knows it by its name
+        self._thread = Thread(target=self._run, name=POLICY_THREAD, daemon=True)
 
     @property
     def view(self) -> View | None:

@@ -20,7 +20,7 @@ from mmsdk.kernels.cpu.rounded import Aged, Kept
 from mmsdk.kernels.older import Older, reads
 from mmsdk.kernels.ops.kv_round import kv_round
 from mmsdk.kernels.rounding import LEVELS
-from mmsdk.kv.blocks import Blocks
+from mmsdk.kv.blocks import Blocks, PoolFullError
 from mmsdk.kv.pages import Pages, RowPages, Where
 from mmsdk.kv.rounding import Bits, Codes, decode, encode, group, per_value, scale_dtype
 from mmsdk.kv.turbo import centroids, rotation
@@ -167,7 +167,12 @@ class RoundedPages:
 
     def adopt(self, other: "RoundedPages", layers: range, row: RowPages) -> RowPages:
         """A row of another pool of the same kind, copied, and held here once. Raises PoolFullError where there is no room for it."""
-        new = RowPages(self.blocks.take(layers, len(row.columns)), row.length, self.old.take(layers, len(row.aged)))
+        exact = self.blocks.take(layers, len(row.columns))
+        try:
+            new = RowPages(exact, row.length, self.old.take(layers, len(row.aged)))
+        except PoolFullError:
+            self.blocks.give(layers, exact)
+            raise
         here = slice(layers.start, layers.stop)
         source, columns = torch.tensor([row.columns, new.columns], dtype=torch.long, device=self.device)
         for mine, theirs in ((self.recent.keys, other.recent.keys), (self.recent.values, other.recent.values)):

@@ -46,6 +46,11 @@ class Shelf:
         self._interval = sum(one.interval for one in self._evictors)
         # Tokens that each row may keep; none before the first prompt was read.
         self._budgets: list[int] = []
+        # No row holds more tokens than this, and where it is exact they are as many: a device is asked only when one may be due.
+        self._most: list[int] = []
+        self._exact = True
+        # The budgets on the device, once they are wanted there.
+        self._bounds: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +75,8 @@ class Shelf:
     def append(self, new: Arriving, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> None:
         """See `LayerStore`."""
         self.entries.append(new, keys, values)
+        self._most = [most + keys.shape[2] for most in self._most or [0] * len(keys)]
+        self._exact = self._exact and new.ordered
 
     def attend(self, query: Float[Tensor, "b h s d"], ask: Ask) -> Float[Tensor, "b h s e"]:
         """See `LayerStore`."""
@@ -88,9 +95,7 @@ class Shelf:
     def settle(self) -> None:
         """See `LayerStore`."""
         self._budgets = self._budgets or [kept(self._amount, length) for length in self._longest()]
-        pairs = list(zip(self._longest(), self._budgets, strict=True))
-        if any(length > budget for length, budget in pairs):
-            self._evict([min(pair) for pair in pairs])
+        self._thin(1)
         if not self._curious:
             self.entries.forget()
 
@@ -108,14 +113,15 @@ class Shelf:
     def keep(self, index: Int[Tensor, "b k"]) -> None:
         """See `LayerStore`."""
         self.entries.keep(index[:, None], self.entries.whole)
+        self._most, self._exact = [index.shape[1]] * len(index), self.entries.whole
 
     def select(self, rows: Int[Tensor, " r"]) -> "Shelf":
         """See `LayerStore`."""
-        return self._other(self.entries.select(rows), [self._budgets[row] for row in rows.tolist()] if self._budgets else [])
+        return self._other(self.entries.select(rows), rows.tolist())
 
     def fork(self) -> "Shelf":
         """See `LayerStore`."""
-        return self._other(self.entries.fork(), self._budgets)
+        return self._other(self.entries.fork(), range(len(self._most)))
 
     @property
     def _curious(self) -> bool:
@@ -124,30 +130,34 @@ class Shelf:
 
     @property
     def _keep(self) -> Int[Tensor, " b"]:
-        return torch.tensor(self._budgets, device=self.entries.keys.device)
+        self._bounds = self._bounds or (torch.tensor(self._budgets, device=self.entries.keys.device),)
+        return self._bounds[0]
 
     def _longest(self) -> list[int]:
         """Tokens of each row."""
-        if self.entries.whole:
-            return [self.entries.count] * len(self.entries.keys)
-        found: list[int] = self.entries.lengths.amax(1).tolist()
-        return found
+        if not self._exact:
+            self._most, self._exact = self.entries.lengths.amax(1).tolist(), True
+        return self._most
 
     def _look(self, query: Float[Tensor, "b h s d"], ask: Ask) -> None:
         """Show the policy who asks, and evict what is due: of each row when its own interval is over, whatever its neighbours hold."""
         for one in self._observers if self._curious else ():
             one.observe(self.entries, query, ask)
-        # no row holds more than there are columns, so that they are counted only where one may be due
-        if self._interval and self._budgets and self.entries.count - min(self._budgets) >= self._interval:
-            pairs = list(zip(self._longest(), self._budgets, strict=True))
-            if any(length - budget >= self._interval for length, budget in pairs):
-                self._evict([budget if length - budget >= self._interval else length for length, budget in pairs])
+        if self._interval and self._budgets:
+            self._thin(self._interval)
 
-    def _evict(self, left: Sequence[int]) -> None:
-        """Leave so many of each row, of heads that hold fewer what they hold."""
-        if not self._evictors:
+    def _thin(self, least: int) -> None:
+        """Bring the rows that hold so many tokens above their budget, or more, back to it; heads that hold fewer keep what they hold."""
+        if not any(most - budget >= least for most, budget in zip(self._most, self._budgets, strict=True)) or not self._evictors:
             return
-        entries, keep = self.entries, torch.tensor(left, device=self.entries.keys.device)
+        pairs = list(zip(self._longest(), self._budgets, strict=True))
+        left = [budget if length - budget >= least else length for length, budget in pairs]
+        if left == self._most:
+            return
+        entries, keep = self.entries, self._keep
+        if left != self._budgets:
+            lengths = entries.lengths.amax(1)
+            keep = keep.where(lengths - keep >= least, lengths)
         scores = self._evictors[0].scores(entries, keep)
         room = min(self._interval or _ROOM, _ROOM)
         if entries.whole and entries.count > 1 and set(left) == {entries.count - 1}:
@@ -155,10 +165,12 @@ class Shelf:
         else:
             index = chosen(scores, entries.valid, keep[:, None].minimum(entries.lengths), max(left))
             entries.keep(index, len(set(left)) == 1, room)
+        self._most = left
         for one in self._movers:
             one.move(entries)
 
-    def _other(self, entries: Entries, budgets: Sequence[int]) -> "Shelf":
+    def _other(self, entries: Entries, rows: Sequence[int]) -> "Shelf":
         other = Shelf(self._policy, self._amount, entries.layer, entries.depth)
-        other.entries, other._budgets = entries, list(budgets)
+        other.entries, other._exact = entries, self._exact
+        other._most, other._budgets = ([some[row] for row in rows] if some else [] for some in (self._most, self._budgets))
         return other

@@ -12,6 +12,7 @@ from mmsdk.apps.arguments import MODEL
 from mmsdk.apps.beforehand import check_named
 from mmsdk.errors import InputError
 from mmsdk.families import NAMED
+from mmsdk.named import nowhere
 
 # what a command imports is there when it has ended
 PROBE = "import sys; from mmsdk.apps.cli import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules, file=sys.stderr)"
@@ -48,6 +49,7 @@ PROBE = "import sys; from mmsdk.apps.cli import main; code = main(sys.argv[1:]);
             "empty.txt: it is no GGUF file: it does not begin",
         ),
         (["ask", "photo.jpg", "what?", "--adapter", "no/such/place"], "no/such/place: there is no such folder; an adapter is a folder"),
+        (["ask", "photo.jpg", "what?", "--adapter", "../place"], "../place: there is no such folder; an adapter is a folder"),
         (["chat", "--adapter", "a=."], ".: it has no adapter_config.json; an adapter is a folder that PEFT saved"),
         (["serve", "--adapter", "a=o/a", "--adapter", "a=o/b", "--port", "0"], "a=o/b: two adapters are called 'a'; write NAME=PATH"),
         (["imagine", "a ball", "--model", "build/no/model"], "there is no folder 'build/no/model': train one with `python -m"),
@@ -77,3 +79,10 @@ def test_what_only_opening_it_tells_is_left_to_it(tmp_path: Path) -> None:
 
 def test_models_that_are_named_are_those_that_see() -> None:
     assert MODEL.said == NAMED
+
+
+@pytest.mark.parametrize("path", ["../x", "./x", "~/no/x", "~/no-x", "~no-such-user/x", "/no-x", "x/", "x/..", "x"])
+def test_what_looks_like_a_path_is_no_name_on_the_hub(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert nowhere(path) and not nowhere("org/name") and not nowhere("../here")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmsdk.apps.interrupts import interruptible, leaving_at_once
+from mmsdk.vla.unwaited import POLICY_THREAD
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["mmsdk"]
@@ -71,7 +72,7 @@ def test_a_command_that_works_is_interrupted_by_an_exception() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("name", "told"), [("policy", "said"), ("another", "said end")])
+@pytest.mark.parametrize(("name", "told"), [(POLICY_THREAD, "said"), ("policy", "said end")])
 def test_the_end_does_not_wait_for_a_policy_at_work_and_loses_nothing_that_was_said(name: str, told: str) -> None:
     """The interpreter's own end, which would stop it in the midst of compiled code, has no part in it."""
     code = f"""

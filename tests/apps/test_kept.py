@@ -49,6 +49,17 @@ def test_a_step_among_the_tensors_is_read_too(tmp_path: Path) -> None:
     assert facts == {"step": "7"} and parts["model"].keys() == {"weight"} and parts["average"].keys() == {"model.weight"}
 
 
+def test_a_checkpoint_that_lacks_what_going_on_needs_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    student, optimiser = begun()
+    save(path, {"student": student.state_dict()}, optimiser, {})
+    with pytest.raises(InputError, match="checkpoint.safetensors: this checkpoint does not say its recipe; name another folder"):
+        resume(path, optimiser, "this")
+    _, facts = resume(path, optimiser)
+    with pytest.raises(InputError, match="checkpoint.safetensors: this checkpoint does not say its step"):
+        int(facts["step"])
+
+
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path, one = tmp_path / "tensors.safetensors", torch.arange(6.0)
     write(path, {"columns": one.view(2, 3).T})

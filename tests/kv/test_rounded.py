@@ -108,6 +108,17 @@ def test_a_full_pool_of_rounded_blocks_refuses_and_changes_nothing() -> None:
     assert torch.equal(cache.view(0).keys, before)
 
 
+def test_a_row_that_another_pool_has_no_room_for_takes_nothing_there() -> None:
+    """There are exact blocks enough, and then no rounded ones."""
+    cache = PagedCache.empty(rounded(), 1)
+    store(cache, torch.arange(24)[None], 0)
+    store(cache, torch.tensor([[24]]), 1)
+    other = RoundedPages(Pages(LAYERS, HEADS, WIDTH, 32, torch.float32, "cpu", page=4), "int8", 1, window=8)
+    with pytest.raises(PoolFullError):
+        cache.moved(other)
+    assert other.blocks.held == other.old.held == 0
+
+
 def test_keep_works_on_what_is_rounded_too() -> None:
     cache = PagedCache.empty(rounded(), 1)
     store(cache, torch.arange(24)[None], 0)

@@ -9,6 +9,8 @@ from threading import Thread
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from mmsdk.vla.unwaited import POLICY_THREAD
+
 __all__ = ["Turns"]
 
 T = TypeVar("T")
@@ -19,7 +21,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="policy", daemon=True)
+        self._thread = Thread(target=self._run, name=POLICY_THREAD, daemon=True)
         self._thread.start()
 
     def __call__(self, turn: Callable[[], T]) -> Future[T]:

@@ -14,6 +14,7 @@ from mmsdk.decoder.rope import Dynamic, Rotation, Sections, Unscaled, Yarn
 from mmsdk.decoder.sight import Local
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, ModelError
+from mmsdk.kv.entries import Entries
 from mmsdk.kv.memory import memory_of
 from mmsdk.kv.none import NoCache
 from mmsdk.kv.policy_cache import PolicyCache
@@ -246,6 +247,28 @@ def test_a_row_is_thinned_when_its_own_interval_is_over(model: Decoder, tokens: 
                 torch.testing.assert_close(outs[i][row], out, rtol=1e-3, atol=1e-4)
                 assert counts[i][row] == int(alone.lengths(0).max())
     assert [count[1] for count in counts] == ([23, 24, 24, 24, 24, 24] if kv == "window:24" else [23, 24, 25, 26, 27, 24])
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_lengths_are_counted_when_a_row_may_be_due_and_not_at_every_token(
+    model: Decoder, tokens: Tensor, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows whose budgets lie further apart than the interval; and where nobody says whether new tokens are padding, as on a GPU."""
+    blank, at = 10, torch.arange(PROMPT).expand(2, -1).clone()
+    at[1] = (at[1] - blank).clamp_min(-1)
+    cache, counted = cache_of("h2o:0.8,interval=3", model, rows=2), list[int]()
+    lengths = Entries.lengths.fget
+    assert lengths is not None
+    with torch.no_grad():
+        model(tokens[:, :PROMPT], at, cache)
+        cache.settle()
+        assert cache.lengths(0).amax(1).tolist() == [24, 16]
+        monkeypatch.setattr(Entries, "lengths", property(lambda self: counted.append(step) or lengths(self)))
+        if not told:
+            monkeypatch.setattr("mmsdk.kv.entries.ascending", lambda positions, before: False)
+        for step in range(STEPS):
+            model(tokens[:, PROMPT + step : PROMPT + step + 1], cache.position[:, None], cache)
+    assert set(counted) == {2, 5}
 
 
 YARN = Yarn(4.0, 64, amplitude=1.2)
