@@ -24,7 +24,7 @@ from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, ModelError, WeightsError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.held import HeldMemory
-from mmsdk.kv.memory import DenseMemory, Shape
+from mmsdk.kv.memory import Shape
 from mmsdk.kv.three_level import ThreeLevelCache
 from mmsdk.models.text.deepseek_v4 import read_decoder
 from mmsdk.pipeline import Pipeline, pipeline
@@ -243,7 +243,7 @@ def test_a_stream_that_is_left_does_not_show_in_the_next_turn(pipe: Pipeline, wr
 def test_a_held_memory_goes_back_to_its_marks_alone(pipe: Pipeline) -> None:
     decoder = pipe.vlm.decoder
     assert isinstance(decoder, DeepseekV4Decoder)
-    memory, config = HeldMemory(DenseMemory()), decoder.config
+    memory, config = HeldMemory(), decoder.config
     shape = Shape(config.layers, config.kv_heads, config.entry, torch.float32, torch.device("cpu"), config.levels)
     keys = [bytes([place]) for place in range(40)]
     cache, known = memory.begin(shape, [30], [keys[:20]])
