@@ -82,6 +82,8 @@ def open_model(
     file = Path(os.path.expanduser(name))
     if file.is_file():
         return _from_file(name, file, dtype, device, quantize, gguf_file)
+    if name.lower().endswith(".gguf"):
+        raise ModelError(f"there is no file {name!r}")
     if "/" not in name and not Path(name).is_dir():
         close = difflib.get_close_matches(name, NAMED, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known by name: {', '.join(NAMED)}."

@@ -275,7 +275,8 @@ class StreamSession:
         """The cache with these tokens in it, and no more than is to be held."""
         new = len(laid.embeddings)
         if new > self._hold:
-            raise InputError(f"{new} tokens come at one time, and {self._hold} are held; compress more, or hold more", item="stream")
+            told = f"{new} tokens come at one time, and {self._hold} are held; hold more, compress more, or take fewer frames together: a"
+            raise InputError(f"{told} window= below {self._window}", item="stream")
         if int(cache.position[0]) + new > min(2 * self._hold, self._vlm.context):
             cache.close_up()
         self._run(cache, laid)

@@ -277,7 +277,7 @@ def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None
 def test_what_does_not_fit_is_told_and_leaves_no_trace(pipe: Pipeline) -> None:
     frames = frames_of(8, seed=6)
     stream = shown(pipe.stream_session("window:12", window=4), frames[:3])
-    with pytest.raises(InputError, match="16 tokens come at one time, and 12 are held"):
+    with pytest.raises(InputError, match="16 tokens come at one time, and 12 are held; .*window= below"):
         stream.push(frames[3], 3.0)
     with pytest.raises(InputError, match="finite, rising"):
         stream.push(frames[3], 2.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from mmsdk.errors import MmsdkError, ModelError
+from mmsdk.errors import ModelError
 from mmsdk.families import open_model
 from mmsdk.models.language import Blind
 from mmsdk.pipeline import pipeline
@@ -113,5 +113,7 @@ def test_what_has_to_lie_beside_a_file_is_told(tmp_path: Path) -> None:
     other.write_bytes(b"no model")
     with pytest.raises(ModelError, match="is a file, and no GGUF file; name the folder"):
         pipeline(model=str(other))
-    with pytest.raises(MmsdkError, match="GGUF file of a language model"):
+    with pytest.raises(ModelError, match=r"there is no file 'missing\.gguf'"):
         pipeline(model="missing.gguf")
+    with pytest.raises(ModelError, match="GGUF file of a language model"):
+        pipeline(model="missing")
