@@ -154,7 +154,7 @@ def filled(policy: KVPolicy, amounts: Sequence[Amount], prompt: Prompted) -> lis
     else:
         noted = [_shelf(policy, 1.0, layer, depth) for layer in range(depth)]
         _replay(PolicyCache.empty(noted, 1, device), positions, prompt)
-        caches = [_sharing(policy, amount, noted, positions) for amount in amounts]
+        caches = [_sharing(amount, noted, positions) for amount in amounts]
     for cache in caches:
         cache.settle()
     return caches
@@ -172,12 +172,9 @@ def _replay(cache: PolicyCache, positions: Int[Tensor, "1 s"], prompt: Prompted)
         cache.attend(layer, part.query, part.keys, part.values, part.ask)
 
 
-def _sharing(policy: KVPolicy, amount: Amount, noted: Sequence[Shelf], positions: Int[Tensor, "1 s"]) -> PolicyCache:
+def _sharing(amount: Amount, noted: Sequence[Shelf], positions: Int[Tensor, "1 s"]) -> PolicyCache:
     """A cache of another amount with the same entries and notes."""
-    stores = [_shelf(policy, amount, layer, len(noted)) for layer in range(len(noted))]
-    for store, source in zip(stores, noted, strict=True):
-        store.entries = source.entries.fork()
-    cache = PolicyCache.empty(stores, 1, positions.device)
+    cache = PolicyCache.empty([one.under(amount) for one in noted], 1, positions.device)
     cache.advance(positions)
     return cache
 

@@ -123,6 +123,12 @@ class Shelf:
         """See `LayerStore`."""
         return self._other(self.entries.fork(), range(len(self._most)))
 
+    def under(self, amount: Amount) -> "Shelf":
+        """The same entries and notes under another amount, as if none had been thinned yet; for prompts that are read once for several."""
+        other = self._other(self.entries.fork(), range(len(self._most)))
+        other._amount, other._budgets = amount, []
+        return other
+
     @property
     def _curious(self) -> bool:
         """Whether what is noted will be looked at again."""
