@@ -82,19 +82,26 @@ def test_ctrl_c_takes_a_half_typed_line_away_and_at_an_empty_one_ends(tmp_path: 
         until(terminal, b"> ")
         os.write(terminal, b"half")
         until(terminal, b"half")
-        os.write(terminal, b"\x03")
-        until(terminal, b"> ")
+        pressed(terminal, b"> ")
         os.write(terminal, b"whole\n")
         told = until(terminal, b"got whole\r\n")
         assert b"half" not in told
         until(terminal, b"> ")
-        os.write(terminal, b"\x03")
-        until(terminal, b"KeyboardInterrupt")
+        pressed(terminal, b"KeyboardInterrupt")
         assert process.wait(60)
     finally:
         process.kill()
         process.wait()
         os.close(terminal)
+
+
+def pressed(terminal: int, wanted: bytes) -> None:
+    """Press Ctrl-C, again where nothing comes of it: Python overlooks a signal between its prompt and its waiting for the next key."""
+    for _ in range(12):
+        os.write(terminal, b"\x03")
+        if select.select([terminal], [], [], 5)[0]:
+            break
+    until(terminal, wanted)
 
 
 def until(terminal: int, wanted: bytes) -> bytes:
