@@ -188,7 +188,7 @@ def test_the_table_of_compression_is_the_kept_result(making: tuple[ModuleType, M
     assert made.count("| deft | projector | 58 % | 53 % | 50 % | 1.5 | 1.50 |") == 2 and "2.25 times with `tome`" in made
     assert "braco-trained, at 4.3%: 51 %" in made and "identity |" not in made and "50 questions" in made and "3.25" not in made
     assert "| deft | 90 % of full | 87 % of full | no |" in choice.aims_table()
-    assert choice.readme_table().endswith("| --- | --- | --- | --- | --- |\n| `deft` | 53 % | 50 % | 53 % | 50 % |")
+    assert choice.readme_table().endswith("| --- | --- | --- | --- | --- | --- |\n| `deft` | projector | 53 % | 50 % | 53 % | 50 % |")
     monkeypatch.setattr(choice, "kept_result", lambda name: None)
     assert choice.choice_table() == choice.aims_table() == "No result of `mmsdk bench compress` is kept yet."
 

@@ -58,7 +58,8 @@ def readme_table() -> str:
     lines = []
     for name in dict.fromkeys(row["method"] for row in rows if row["retention"] in (0.1, 0.01)):
         found = {head: known.get((name, media, share)) for head, media, share in columns}
-        lines.append({"compression": f"`{name}`"} | {head: _share(row) if row else "" for head, row in found.items()})
+        (stage, *_) = (row["stage"] for row in rows if row["method"] == name)
+        lines.append({"compression": f"`{name}`", "works in": stage} | {head: _share(row) if row else "" for head, row in found.items()})
     return table(lines)
 
 
