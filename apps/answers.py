@@ -67,7 +67,8 @@ def config_of(args: argparse.Namespace, form: Form) -> GenerationConfig:
 
 
 def as_json(answer: Answer, model: str, tokenizer: Tokenizer, config: GenerationConfig) -> dict[str, object]:
-    """An answer to what was asked by these settings as one object; `logprobs` is there where they were asked for, `score` of beams."""
+    """An answer to what was asked by these settings as one object; `logprobs` is there where they were asked for, `score` of beams,
+    `fidelity` of each input where any was compressed."""
     told: dict[str, object] = {
         "text": str(answer),
         "model": model,
@@ -76,6 +77,8 @@ def as_json(answer: Answer, model: str, tokenizer: Tokenizer, config: Generation
         "seed": answer.seed,
         "finish": answer.finish,
     }
+    if answer.tokens.kept < answer.tokens.visual:
+        told["fidelity"] = [None if sight.fidelity is None else dataclasses.asdict(sight.fidelity) for sight in answer.sights]
     if config.num_beams > 1:
         told["score"] = answer.score
     if answer.logprobs:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.generate.logprobs import Said
+from mmsdk.tokencomp.fidelity import Fidelity
 from mmsdk.tokencomp.types import Audit
 from mmsdk.vision.values import brief
 
@@ -49,6 +50,8 @@ class Sight:
 
     `source` names the input; `positions` and `saliency` are those of the tokens before compression (`saliency` may be empty). `notes` are
     intake's: what of the input was not looked at, such as the other frames of an animation or the end of a clip that is cut short.
+    `fidelity` is how much of the encoder's tokens is left (`mmsdk.tokencomp.fidelity`), None where the encoder itself was shortened, and
+    there are none to compare with.
     """
 
     source: str
@@ -57,6 +60,7 @@ class Sight:
     saliency: Float[Tensor, " m"]
     audit: Audit
     notes: tuple[str, ...] = ()
+    fidelity: Fidelity | None = Fidelity(0.0, 1.0, 1.0)
 
     def __repr__(self) -> str:
         return brief(self)

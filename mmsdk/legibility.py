@@ -1,4 +1,6 @@
-"""The guard over writing: a picture that is about its text, left with too few tokens to read it, is told, never passed over.
+"""What compression left of each input: how much of its tokens, and the guard over writing.
+
+A picture that is about its text, left with too few tokens to read it, is told, never passed over.
 
 Writing is what compression loses first. Starved is a picture full of writing of which more than half of the encoder's tokens have none
 among the kept that is alike (cosine 0.9; of merged tokens the group's mean is looked at). Where the encoder itself was shortened there are
@@ -17,7 +19,7 @@ from mmsdk.answer import Sight
 from mmsdk.encoded import Encoded
 from mmsdk.errors import InputError
 from mmsdk.seeing import Seen
-from mmsdk.tokencomp.fidelity import best_cosine
+from mmsdk.tokencomp.fidelity import Fidelity, preserved
 from mmsdk.vision.types import Media, Video
 from mmsdk.vision.writing import writing
 
@@ -34,7 +36,7 @@ class LegibilityWarning(UserWarning):
 
 
 def guarded(media: Sequence[Media | Encoded], seen: Sequence[Seen], sights: Sequence[Sight]) -> tuple[Sight, ...]:
-    """The sights of a row, `seen` by the encoder, with a note on each picture whose writing the budget starves.
+    """The sights of a row, `seen` by the encoder, with their fidelity, and a note on each picture whose writing the budget starves.
 
     The same note is given as a LegibilityWarning; InputError where the program has made that an error. What was kept whole is not looked
     at, nor are clips.
@@ -44,18 +46,19 @@ def guarded(media: Sequence[Media | Encoded], seen: Sequence[Seen], sights: Sequ
 
 def _guarded(media: Media | Encoded, seen: Seen, sight: Sight) -> Sight:
     # looked at only where something was compressed: it takes a millisecond or two
-    if sight.audit.method == "identity" or not _is_dense(media):
+    if sight.audit.method == "identity":
         return sight
     kept = int(sight.audit.assignment.max()) + 1
-    note = _starved(seen, sight, kept) if kept < seen.full else ""
+    told = dataclasses.replace(sight, fidelity=_fidelity(seen, sight, kept))
+    note = _starved(seen, told, kept) if kept < seen.full and _is_dense(media) else ""
     if not note:
-        return sight
+        return told
     try:
         warnings.warn(f"{sight.source}: {note}", LegibilityWarning, stacklevel=2)
     except LegibilityWarning as warning:
         # an error of this row, and of no other of its batch
         raise InputError(note, item=sight.source) from warning
-    return dataclasses.replace(sight, notes=(*sight.notes, note))
+    return dataclasses.replace(told, notes=(*sight.notes, note))
 
 
 def _is_dense(media: Media | Encoded) -> bool:
@@ -64,13 +67,20 @@ def _is_dense(media: Media | Encoded) -> bool:
     return not isinstance(media, Video) and writing(media.pixels).dense
 
 
+def _fidelity(seen: Seen, sight: Sight, kept: int) -> Fidelity | None:
+    if len(sight.audit.assignment) != len(seen.tokens):
+        return None
+    if kept == len(seen.tokens):
+        return sight.fidelity
+    return preserved(seen.tokens.features, _kept(seen, sight, kept), sight.audit.assignment, ALIKE)
+
+
 def _starved(seen: Seen, sight: Sight, kept: int) -> str:
     """What is to be said, or nothing."""
     told = f"this picture is full of writing, and {kept} of its {seen.full} visual tokens"
-    if len(sight.audit.assignment) != len(seen.tokens):
+    if sight.fidelity is None:
         return f"{told} are kept; keep more to have it read" if kept < SHARE * seen.full else ""
-    cosine = best_cosine(seen.tokens.features, _kept(seen, sight, kept))
-    coverage = float((cosine >= ALIKE).float().mean())
+    coverage = sight.fidelity.coverage
     return f"{told} cover {coverage:.0%} of it (cosine {ALIKE}); keep more to have it read" if coverage < COVERED else ""
 
 

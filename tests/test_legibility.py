@@ -1,6 +1,6 @@
-"""PP-13: a page of small text is never silently answered from too few tokens."""
+"""What is left of each input is measured, and PP-13: a page of small text is never silently answered from too few tokens."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import PIL.Image
@@ -15,6 +15,7 @@ from mmsdk.encoded import Encoded
 from mmsdk.legibility import LegibilityWarning, guarded
 from mmsdk.seeing import Seen
 from mmsdk.tokencomp.audit import compose
+from mmsdk.tokencomp.fidelity import Fidelity, fidelity
 from mmsdk.tokencomp.plan import untouched
 from mmsdk.vision.types import Image, Media, Video, VisualTokens
 
@@ -65,6 +66,19 @@ def test_a_page_with_tokens_enough_is_not(spec: str) -> None:
     assert guard(page(), seen(page()), spec).notes == ()
 
 
+@pytest.mark.parametrize("spec", ["uniform:0.1", "simplecluster:0.1", "evs:0.3"])
+def test_every_answer_tells_how_much_of_the_tokens_is_left(spec: str) -> None:
+    """By the measures' own definition, of a picture as of a clip, in a batch of both."""
+    item = seen(noise())
+    (compressed,) = compression(spec)([item.tokens])
+    for sight in guarded([noise(), Video(page().pixels[None], torch.zeros(1))], [item] * 2, [left(item, spec)] * 2):
+        assert sight.fidelity is not None
+        assert asdict(sight.fidelity) == pytest.approx(asdict(fidelity(item.tokens, compressed)), abs=1e-6)
+        assert sight.fidelity.nqe > 0.5 and sight.fidelity.coverage < 0.5
+    for whole in ("identity", "uniform:1.0"):
+        assert guard(noise(), item, whole).fidelity == Fidelity(0.0, 1.0, 1.0)
+
+
 def test_pictures_without_writing_and_clips_are_not() -> None:
     item = seen(noise())
     assert guard(noise(), item, "uniform:0.1").notes == ()
@@ -98,4 +112,5 @@ def test_a_shortened_encoder_has_nothing_to_compare_with_and_is_judged_by_its_co
             with pytest.warns(LegibilityWarning, match="32 of its 256 visual tokens are kept"):
                 guarded([page()], [inside], [inside.sight])
         else:
-            assert guarded([page()], [inside], [inside.sight]) == (inside.sight,)
+            (sight,) = guarded([page()], [inside], [inside.sight])
+            assert sight.notes == () and sight.fidelity is None

@@ -1,6 +1,7 @@
 """The README's numbers are those of the committed results: whoever reruns a bench must correct them."""
 
 import hashlib
+import importlib
 import json
 import re
 from pathlib import Path
@@ -67,3 +68,13 @@ def test_the_times_of_a_second_question_are_the_committed_ones() -> None:
     took = {(row["media"], row["asked"]): f"{float(row['total_ms']):,.0f}" for row in rows("followup")}
     told = "; ".join(f"{took[media, 'paged first']}, {took[media, 'paged again']}" for media in ("image", "clip"))
     assert f"| {told} | `mmsdk bench followup --committed` |" in README
+
+
+def test_what_compression_keeps_is_the_committed_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there is one: a line for each method, and the drawing. What is to stand there is what the program of the pages makes."""
+    unmeasured = "accuracy and speed not yet measured" in README
+    assert unmeasured != (ROOT / "benchmarks" / "results" / "compress.json").is_file()
+    if not unmeasured:
+        monkeypatch.syspath_prepend(ROOT / "docs" / "_site")
+        assert importlib.import_module("choice").readme_table() in README
+        assert "](docs/images/compression.svg)" in README and (ROOT / "docs" / "images" / "compression.svg").is_file()

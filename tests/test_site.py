@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from mmsdk import plugins
+from mmsdk.apps.compression.aims import aims
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -179,13 +180,28 @@ def test_the_table_of_compression_is_the_kept_result(making: tuple[ModuleType, M
     rows += [row("identity", "clip of 16 frames", 1.0, None, 1.0), row("tome", "clip of 16 frames", 0.1, None, 2.25)]
     hardware, versions = {"cpu": "a processor", "cores": 2, "memory_gb": 8}, {"commit": "abc", "torch": "2"}
     result = {"command": "mmsdk bench compress --json", "hardware": hardware, "versions": versions, "rows": rows}
+    result["aims"] = [{"aim": "deft", "wanted": "90 % of full", "reached": "87 % of full", "met": "no"}]
     choice = import_module("choice")
     monkeypatch.setattr(choice, "kept_result", lambda name: result if name == "compress" else None)
+    rows += [row("tome", "image, in turn", 0.5, None, 3.25)]
     made = choice.choice_table()
     assert made.count("| deft | projector | 58 % | 53 % | 50 % | 1.5 | 1.50 |") == 2 and "2.25 times with `tome`" in made
-    assert "braco-trained, at 4.3%: 51 %" in made and "identity |" not in made and "50 questions" in made
+    assert "braco-trained, at 4.3%: 51 %" in made and "identity |" not in made and "50 questions" in made and "3.25" not in made
+    assert "| deft | 90 % of full | 87 % of full | no |" in choice.aims_table()
+    assert choice.readme_table().endswith("| --- | --- | --- | --- | --- | --- |\n| `deft` | projector | 53 % | 50 % | 53 % | 50 % |")
     monkeypatch.setattr(choice, "kept_result", lambda name: None)
-    assert choice.choice_table() == "No result of `mmsdk bench compress` is kept yet."
+    assert choice.choice_table() == choice.aims_table() == "No result of `mmsdk bench compress` is kept yet."
+
+
+def test_why_an_aim_was_missed_is_said_of_each() -> None:
+    """The kept aims are those of the kept rows, and of each that was missed, by its first word, the page has a paragraph."""
+    path = ROOT / "benchmarks" / "results" / "compress.json"
+    if path.is_file():
+        result, page = json.loads(path.read_text(encoding="utf-8")), (DOCS / "compression.md").read_text(encoding="utf-8")
+        assert result["aims"] == aims(result["rows"])
+        missed = {re.split(r"\W", aim["aim"])[0] for aim in result["aims"] if aim["met"] == "no"}
+        section = page.partition("## What was aimed at")[2].partition("\n## ")[0]
+        assert {name for name in missed if f"**{name}" not in section} == set()
 
 
 def test_a_memory_is_chosen_by_shares_of_what_the_full_cache_answers(

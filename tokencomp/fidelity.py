@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
 
-__all__ = ["Fidelity", "Learnability", "best_cosine", "compressibility", "fidelity", "learnability"]
+__all__ = ["Fidelity", "Learnability", "best_cosine", "compressibility", "fidelity", "learnability", "preserved"]
 
 # Rows of the similarity matrix held at once: bounds memory whatever the length of a clip.
 BLOCK = 1024
@@ -43,8 +43,12 @@ def best_cosine(features: Float[Tensor, "n d"], kept: Float[Tensor, "k d"]) -> F
 
 def fidelity(full: VisualTokens, compressed: Compressed, tau: float = 0.9) -> Fidelity:
     """Compare the survivors with the tokens they came from."""
-    source, kept = full.features.float(), compressed.tokens.features.float()
-    assignment = compressed.audit.assignment
+    return preserved(full.features, compressed.tokens.features, compressed.audit.assignment, tau)
+
+
+def preserved(x: Float[Tensor, "n d"], survivors: Float[Tensor, "k d"], assignment: Int[Tensor, " n"], tau: float = 0.9) -> Fidelity:
+    """The same of features alone; `assignment` is the survivor that each token became part of, or -1."""
+    source, kept = x.float(), survivors.float()
     nearest = torch.cat([torch.cdist(block, kept).argmin(dim=1) for block in source.split(BLOCK)])
     represented = kept[torch.where(assignment < 0, nearest, assignment)]
     error = (source - represented).square().sum()

@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from mmsdk import plugins
+from mmsdk.apps.compression.aims import aims
 from mmsdk.apps.compression.asked import drawn
 from mmsdk.apps.compression.costs import long_clips
 from mmsdk.apps.compression.plot import drawn as plotted
@@ -26,6 +27,7 @@ from mmsdk.apps.train_mini.scenes import Artist
 from mmsdk.compress import METHODS
 from mmsdk.errors import InputError
 from mmsdk.models.mini.family import load
+from mmsdk.stages import Question
 from mmsdk.weights import pull
 
 __all__ = ["Compress"]
@@ -52,6 +54,9 @@ ENDS = (
     ("dora:0.4", "simplecluster:0.25"),
 )
 END = "end to end"
+# What works inside the encoder beside the whole encoder, in turn, on pictures.
+INSIDE = (("dora",), ("dora:0.5",), ("tome:0.5",))
+TURN = "in turn"
 
 _SEED = 1_000_011
 
@@ -62,7 +67,8 @@ class Compress:
 
     Accuracy is that of greedy answers and does not depend on the batch. Times are medians of `repeats` batches with `tokens` said; methods
     that leave the encoder alone are given what it made, so that `encode_ms` is measured once for all of them. Last, batches of 4 clips of
-    `frames` frames go from pixels to answers of 16 tokens, `pairs` times with a tenth of their tokens and with all, in turn.
+    `frames` frames go from pixels to answers of 16 tokens, `pairs` times with a tenth of their tokens and with all, in turn, and batches of
+    4 pictures with what works inside the encoder.
     """
 
     images: int = 48
@@ -80,22 +86,31 @@ class Compress:
 
     def __call__(self) -> list[dict[str, Cell]]:
         """Rows {method, stage, media, retention, batch, n, accuracy, accuracy_full, encode_ms, compress_ms, prefill_ms, decode_ms,
-        kv_bytes, nqe, coverage, speedup}; milliseconds are those of one batch, bytes those of one question.
+        kv_bytes, nqe, coverage, speedup, choose_ms, encoder_flops}; milliseconds are those of one batch, bytes those of one question.
 
         `nqe` and `coverage` are None inside a model. `speedup` is the time of the uncompressed model over a row's, all stages summed; where
-        clips go end to end, the median of pairs. What a method is not made for is left out, and that is said. With `quick` all sizes are
-        small whatever is said. Raises InputError for sizes and names that cannot be.
+        inputs go end to end, the median of pairs. `choose_ms` is `compress_ms` and what of `prefill_ms` went into choosing,
+        `encoder_flops` the operations of the encoder as a share of the whole one's. What a method is not made for is left out, and that is
+        said. With `quick` all sizes are small whatever is said. Raises InputError for sizes, names and files that cannot be.
         """
         if self.quick:
             return dataclasses.replace(self, images=4, clips=4, each=1, repeats=1, tokens=2, frames=4, pairs=1, quick=False)()
         for name in ("images", "clips", "each", "repeats", "tokens", "frames", "pairs"):
             if getattr(self, name) < 1:
                 raise InputError(f"it is {getattr(self, name)}, it must be at least 1", item=name)
-        parts = [*(f"{media} {name}" for name in self._names() for media in MEDIA), END]
+        for name in ("plot", "saved"):
+            # known now, not in half an hour
+            if not Path(getattr(self, name)).parent.is_dir():
+                raise InputError(f"there is no folder {Path(getattr(self, name)).parent}; make it, or name another file", item=name)
+        parts = [*(f"{media} {name}" for name in self._names() for media in MEDIA), END, TURN]
         rows = completed(self._measured(parts))
         if self.plot:
             Path(self.plot).write_text(plotted(rows), encoding="utf-8")
         return rows
+
+    def aims(self, rows: Rows) -> Rows:
+        """What was aimed at, and what these rows reach of it."""
+        return aims(rows)
 
     def _names(self) -> list[str]:
         """The uncompressed model and the floors first, and behind all methods what is more than a method at a budget."""
@@ -122,6 +137,9 @@ class Compress:
             bar.set_postfix_str(part)
             if part == END:
                 yield from end_rows(vlm, ENDS, long_clips(artist, 4, self.frames, self.seed), f"clip of {self.frames} frames", self.pairs)
+            elif part == TURN:
+                shown: list[Question] = [(one.media, one.questions[0].question) for one in about["image"][:4]]
+                yield from end_rows(vlm, INSIDE, shown, f"image, {TURN}", 3 * self.pairs)
             else:
                 media, _, name = part.partition(" ")
                 yield from method_rows(vlm, name, media, about[media], self.tokens, self.repeats)

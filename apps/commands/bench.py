@@ -15,7 +15,7 @@ from mmsdk.apps.console import Cell, line_width, table
 from mmsdk.apps.report import ROOT, hardware, versions
 from mmsdk.errors import InputError, PluginError
 
-__all__ = ["Bench", "Versioned", "run"]
+__all__ = ["Bench", "Judged", "Versioned", "run"]
 
 PACKAGE = "mmsdk.apps.bench"
 
@@ -32,6 +32,13 @@ class Versioned(Protocol):
     """A bench whose result depends on further files: `versions` says which ones these are, beside the libraries."""
 
     def versions(self) -> dict[str, str]: ...
+
+
+@runtime_checkable
+class Judged(Protocol):
+    """A bench that was to reach something: `aims` says of its rows what, and whether they do."""
+
+    def aims(self, rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]: ...
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +63,9 @@ def _measured(text: str) -> dict[str, object]:
         raise PluginError(f"{text!r} in {PACKAGE} cannot be called")
     command = f"mmsdk bench {shlex.quote(_without_files(text))} --json"
     used = versions() | (bench.versions() if isinstance(bench, Versioned) else {})
-    return {"bench": plugins.parse(text).name, "command": command, "hardware": hardware(), "versions": used, "rows": bench()}
+    rows = bench()
+    judged = {"aims": bench.aims(rows)} if isinstance(bench, Judged) else {}
+    return {"bench": plugins.parse(text).name, "command": command, "hardware": hardware(), "versions": used, "rows": rows, **judged}
 
 
 def _without_files(text: str) -> str:
@@ -81,8 +90,8 @@ def _committed(text: str) -> dict[str, object]:
 
 def _readable(result: Mapping[str, object]) -> str:
     head = [f"{key}: {_line(result[key])}" for key in ("bench", "command", "hardware", "versions")]
-    rows = result["rows"]
-    return "\n".join([*head, "", table(rows, line_width()) if isinstance(rows, list) else ""])
+    shown = [rows for rows in (result["rows"], result.get("aims")) if isinstance(rows, list)]
+    return "\n".join([*head, *(f"\n{table(rows, line_width())}" for rows in shown)])
 
 
 def _line(value: object) -> str:

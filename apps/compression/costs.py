@@ -27,11 +27,13 @@ __all__ = ["Cost", "cost", "long_clips", "lost", "paired", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds of each stage of one batch, bytes of keys and values per question after prefill, and the share of tokens kept."""
+    """Milliseconds of each stage of one batch, bytes of keys and values per question after prefill, the share of tokens kept, and the
+    milliseconds of choosing and merging, those within the decoder's own time included."""
 
     timings: Timings
     kv_bytes: float
     kept: float
+    choosing: float
 
 
 def run(vlm: VLM, compression: Compression, items: Sequence[Question], tokens: int) -> Cost:
@@ -47,8 +49,9 @@ def run(vlm: VLM, compression: Compression, items: Sequence[Question], tokens: i
         # nothing stops them, so that as much is said with many tokens as with few
         steps = generate(vlm.decoder, ready.context.hidden, ready.context.cache, configs, vlm.tokenizer.decode, frozenset())
         collect(steps, len(items))
-    rows = ready.rows.values()
-    return Cost(clock.timings, held, sum(row.kept for row in rows) / sum(row.visual for row in rows))
+    rows, timings = ready.rows.values(), clock.timings
+    inside = 1000 * sum(sight.audit.seconds for row in rows for sight in row.sights) if compression.inside_decoder else 0.0
+    return Cost(timings, held, sum(row.kept for row in rows) / sum(row.visual for row in rows), timings.compress + inside)
 
 
 def cost(vlm: VLM, compression: Compression, asked: Sequence[Asked], tokens: int, repeats: int, pixels: bool) -> Cost:
@@ -104,4 +107,5 @@ def _bytes(cache: KVCache, layers: int) -> int:
 
 def _medians(runs: Sequence[Cost]) -> Cost:
     times = [asdict(one.timings) for one in runs]
-    return replace(runs[0], timings=Timings(**{stage: statistics.median(one[stage] for one in times) for stage in times[0]}))
+    timings = Timings(**{stage: statistics.median(one[stage] for one in times) for stage in times[0]})
+    return replace(runs[0], timings=timings, choosing=statistics.median(one.choosing for one in runs))

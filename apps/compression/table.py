@@ -10,6 +10,7 @@ from tqdm import tqdm
 from mmsdk.apps.compression.answers import right
 from mmsdk.apps.compression.asked import Asked
 from mmsdk.apps.compression.costs import Cost, cost, lost, paired, run
+from mmsdk.apps.compression.lengths import encoder_flops
 from mmsdk.apps.console import Cell
 from mmsdk.compress import PROPORTIONAL, Compression, compression
 from mmsdk.errors import InputError, ModelError
@@ -20,6 +21,8 @@ from mmsdk.tokencomp.coder import read_coder
 __all__ = ["CHAINS", "RETENTIONS", "completed", "end_rows", "method_rows", "stage_of"]
 
 RETENTIONS = (0.5, 0.25, 0.1, 0.05, 0.01)
+# Beside these: what a paper tells its figures at.
+_MORE: Mapping[str, tuple[float, ...]] = MappingProxyType({"deft": (0.2,)})
 # What the first of two methods leaves inside the encoder; the other, behind it, leaves what is asked for of all tokens.
 CHAINS: Mapping[str, float] = MappingProxyType({"tome + simplecluster": 0.5, "dora + simplecluster": 0.4, "tome + deft": 0.5})
 
@@ -44,8 +47,10 @@ def method_rows(vlm: VLM, name: str, media: str, asked: Sequence[Asked], tokens:
             tqdm.write(f"{' + '.join(steps)} left out for {media}s: {error}", file=sys.stderr)
             continue
         loss = lost(vlm, spec, [one.encoded.tokens for one in asked[:_COMPARED]])
+        # what finds its own amount is lighter for one input than for another
+        work = encoder_flops(vlm, spec, [one.media for one in (asked[:_TOGETHER] if share else asked)])
         for batch, one in costs.items():
-            yield _row(name, spec, media, share or one.kept, batch, (len(answers), sum(answers) / len(answers)), one, loss)
+            yield _row(name, spec, media, share or one.kept, batch, (len(answers), sum(answers) / len(answers)), one, work, loss)
 
 
 def end_rows(vlm: VLM, plans: Sequence[Sequence[str]], items: Sequence[Question], media: str, pairs: int) -> Iterator[dict[str, Cell]]:
@@ -53,7 +58,7 @@ def end_rows(vlm: VLM, plans: Sequence[Sequence[str]], items: Sequence[Question]
 
     Every plan runs once beforehand, for nothing; those that the inputs are too small for are left out.
     """
-    specs = {"identity": Compression()} | {" + ".join(step.partition(":")[0] for step in plan): compression(list(plan)) for plan in plans}
+    specs = {"identity": Compression()} | {" + ".join(map(_told, plan)): compression(list(plan)) for plan in plans}
     for name, spec in list(specs.items()):
         try:
             run(vlm, spec, items, _SAID)
@@ -61,7 +66,7 @@ def end_rows(vlm: VLM, plans: Sequence[Sequence[str]], items: Sequence[Question]
             tqdm.write(f"{name} left out for a {media}: {error}", file=sys.stderr)
             del specs[name]
     for (name, spec), (one, speedup) in zip(specs.items(), paired(vlm, list(specs.values()), items, _SAID, pairs), strict=True):
-        yield _row(name, spec, media, one.kept, len(items), (pairs, None), one, None, speedup)
+        yield _row(name, spec, media, one.kept, len(items), (pairs, None), one, None, None, speedup)
 
 
 def completed(rows: Sequence[dict[str, Cell]]) -> list[dict[str, Cell]]:
@@ -90,12 +95,18 @@ def _specs(name: str, media: str) -> list[tuple[float | None, list[str]]]:
     if name in CHAINS:
         (inner, outer), first = name.split(" + "), CHAINS[name]
         return [(share, [f"{inner}:{first}", f"{outer}:{share / first:g}"]) for share in RETENTIONS if share < first]
-    return [(share, [f"{name}:{share}"]) for share in RETENTIONS]
+    return [(share, [f"{name}:{share}"]) for share in sorted((*RETENTIONS, *_MORE.get(name, ())), reverse=True)]
+
+
+def _told(step: str) -> str:
+    """A step without its amount, or how it comes to one."""
+    name, said, _ = step.partition(":")
+    return name if said else f"{name}-adaptive"
 
 
 def _row(
     name: str, spec: Compression, media: str, share: float, batch: int, found: tuple[int, float | None], cost: Cost,
-    lost: tuple[float, float] | None, speedup: float | None = None,
+    work: float | None, lost: tuple[float, float] | None, speedup: float | None = None,
 ) -> dict[str, Cell]:  # fmt: skip
     """A row before it is `completed`. `found` are how many questions were asked, or pairs were timed, and the share of right answers."""
     took = cost.timings
@@ -103,7 +114,7 @@ def _row(
         "method": name, "stage": stage_of(spec), "media": media, "retention": share, "batch": batch, "n": found[0], "accuracy": found[1],
         "accuracy_full": None, "encode_ms": took.encode, "compress_ms": took.compress, "prefill_ms": took.prefill,
         "decode_ms": took.decode, "kv_bytes": cost.kv_bytes, "nqe": lost[0] if lost else None, "coverage": lost[1] if lost else None,
-        "speedup": speedup,
+        "speedup": speedup, "choose_ms": cost.choosing, "encoder_flops": work,
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from posixpath import relpath
 from typing import Any
 
-from choice import choice_table
+from choice import aims_table, choice_table
 from memories import memory_tables
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
     """Fill in tables, and let links to files of the repository lead to pages, or nowhere."""
-    made = {"methods": method_tables, "benchmarks": bench_tables, "choice": choice_table, "memories": memory_tables}
+    made = {"methods": method_tables, "benchmarks": bench_tables, "choice": choice_table, "aims": aims_table, "memories": memory_tables}
     for name, table in made.items():
         # the paragraph right below a marker is for readers of the file, who see no table there
         before, marker, after = markdown.partition(f"<!-- {name} -->")

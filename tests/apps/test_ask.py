@@ -39,7 +39,8 @@ def test_one_json_object_and_a_picture(model: Path, photos: Path, tmp_path: Path
     words = ["ask", str(photos / "coffee.png"), str(photos / "rocket.jpg"), "What is on the table?", "--model", str(model), "--json"]
     assert main([*words, "--max-tokens", "4", "--seed", "7", "--compress", "uniform:64", "--explain", str(drawn)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"text", "model", "tokens", "timings_ms", "seed", "finish"}
+    assert set(told) == {"text", "model", "tokens", "timings_ms", "seed", "finish", "fidelity"}
+    assert [set(one) for one in told["fidelity"]] == [{"nqe", "coverage", "cosine"}] * 2
     assert told["model"] == str(model) and told["seed"] == 7
     tokens = told["tokens"]
     assert set(tokens) == {"visual", "kept", "prompt", "generated"}

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmsdk.apps.compression.aims import aims
 from mmsdk.apps.compression.answers import right
 from mmsdk.apps.compression.asked import Asked, asked_about
 from mmsdk.apps.compression.costs import cost, long_clips, lost, paired
+from mmsdk.apps.compression.lengths import encoder_flops
 from mmsdk.apps.compression.plot import drawn
 from mmsdk.apps.compression.table import CHAINS, RETENTIONS, completed, stage_of
 from mmsdk.apps.console import Cell
@@ -123,6 +125,33 @@ def test_pairs_are_beside_the_first_plan(vlm: Mini, emoji: Path, photos: Path) -
     assert one == 1.0 and ratio > 0 and (whole.kept, short.kept) == (1.0, 0.25) and short.kv_bytes < whole.kv_bytes
 
 
+def test_operations_are_those_of_what_each_block_was_given(vlm: Mini, asked: list[Asked]) -> None:
+    """Every product of the encoder counted while it runs; merging takes place between a block's attention and its MLP."""
+    media = [one.media for one in asked[:2]]
+    spec, counted = compression("tome:0.5"), list[int]()
+
+    def product(module: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        counted.append(2 * given[0].numel() * out.shape[-1])
+
+    vit = vlm.encoder.backbone.vit
+    hooks = [module.register_forward_hook(product) for module in vit.blocks.modules() if isinstance(module, torch.nn.Linear)]
+
+    def pairs(module: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        counted.append(4 * given[0].shape[1] * given[0].numel())
+
+    hooks += [block.get_submodule("qkv").register_forward_hook(pairs) for block in vit.blocks]
+    totals = []
+    for one in (Compression(), spec):
+        counted.clear()
+        for item in media:
+            prepare(vlm, one, [(item, "What is it ?")], 4, Clock(torch.device("cpu")))
+        totals.append(sum(counted) + len(media) * 2 * 16 * 3 * vit.config.patch**2 * vit.config.width)
+    for hook in hooks:
+        hook.remove()
+    assert encoder_flops(vlm, spec, media) == pytest.approx(totals[1] / totals[0])
+    assert encoder_flops(vlm, Compression(), media) == encoder_flops(vlm, compression("deft:2"), media) == 1.0
+
+
 def test_what_is_lost_is_told_of_steps_between(vlm: Mini, asked: list[Asked]) -> None:
     tokens = [one.encoded.tokens for one in asked]
     assert lost(vlm, compression("identity"), tokens) == (0.0, 1.0)
@@ -161,6 +190,52 @@ def test_rows_stand_beside_the_uncompressed_model() -> None:
     assert (deft["encode_ms"], deft["speedup"], deft["accuracy_full"]) == (14.0, 1.0, 0.8)
     assert (tome["encode_ms"], tome["speedup"]) == (4.0, 2.0)
     assert last["speedup"] == 2.5 and last["accuracy_full"] is None
+
+
+def test_aims_are_met_or_not_by_the_rows_alone() -> None:
+    def clip(method: str, share: float, accuracy: float | None, **more: Cell) -> dict[str, Cell]:
+        told: dict[str, Cell] = {
+            "media": "clip",
+            "retention": share,
+            "accuracy": accuracy,
+            "n": 100,
+            "choose_ms": 1.0,
+            "encoder_flops": 1.0,
+        }
+        return row(method, str(more.pop("stage", "projector")), **told | more)
+
+    rows = [
+        clip("identity", 1.0, 0.8, prefill_ms=102.0), clip("simplecluster", 0.1, 0.79), clip("simplecluster", 0.01, 0.7),
+        clip("random", 0.01, 0.7), clip("fastv", 0.01, 0.72, stage="decoder"),
+            clip("deft", 0.1, 0.72), clip("deft", 0.2, 0.76, choose_ms=9.0), clip("simplecluster + deft", 0.01, 0.8),
+        clip("braco-trained", 0.01, 0.8), clip("identity", 1.0, 0.8, media="image"),
+        clip("dora-adaptive", 0.6, 0.79, media="image", encoder_flops=0.62, stage="encoder"),
+        clip("identity", 1.0, None, media="image, in turn", encode_ms=100.0, speedup=1.0),
+        clip("dora-adaptive", 0.6, None, media="image, in turn", encode_ms=125.0, speedup=1.0),
+        clip("identity", 1.0, None, media="clip of 16 frames", speedup=1.0),
+        clip("deft", 0.1, None, media="clip of 16 frames", speedup=2.81),
+    ]  # fmt: skip
+    found = {str(one["aim"]): (one["met"], str(one["reached"])) for one in aims(completed(rows))}
+    assert {name: met for name, (met, _) in found.items()} == {
+        "simplecluster, clips at 10 %": "yes",
+        "simplecluster, clips at 1 %": "no",
+        # what was trained, and a chain, are no rivals
+        "simplecluster ahead of every untrained method, clips at 1 %": "no",
+        "deft, clips at 20 %": "yes",
+        "deft, clips at 10 %": "no",
+        "dora, operations of the encoder on pictures": "yes",
+        "dora, pictures a second through the encoder": "no",
+        "braco, trained, 100x on clips": "yes",
+        "choosing beside the prefill that it saves, at 10 %": "yes",
+        "clip of 16 frames at 10 %, pixels to answer": "yes",
+    }
+    best = "87 % of full; the best other, fastv: 90 % of full; in front of the language model, random: 87 % of full"
+    assert found["simplecluster ahead of every untrained method, clips at 1 %"][1] == best
+    tied = [one for one in rows if one["method"] != "fastv"]
+    assert [one["met"] for one in aims(completed(tied)) if "ahead" in str(one["aim"])] == ["no"]
+    assert found["simplecluster, clips at 10 %"][1] == "99 % of full (79 right of 100, uncompressed 80)"
+    assert found["choosing beside the prefill that it saves, at 10 %"][1] == "2 of 2; most takes simplecluster on clips, 1.0 %"
+    assert found["dora, pictures a second through the encoder"][1] == "0.80 times the whole encoder's"
 
 
 def test_stages_are_told_from_the_encoder_on() -> None:

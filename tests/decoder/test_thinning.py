@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.prefill import Laid, prefilled
@@ -194,6 +195,22 @@ def again(model: Decoder, method: Thinner, cache: DenseCache, slow: Sequence[Slo
     for i, row in enumerate(rows):
         expected = slow[i].read(row.embeddings, row.spans, method, *asks(method))
         torch.testing.assert_close(run.hidden[i][run.origin[i] >= 0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], ids=["plain", "flash"])
+@pytest.mark.parametrize("method", METHODS[::2], ids=repr)
+def test_no_matter_which_kernel_attends_the_same_tokens_stay(method: Thinner, backend: SDPBackend) -> None:
+    """PP-01: scores are computed by themselves, to the reference's; the layers attend by what is there, and nothing falls back silently."""
+    model = model_of()
+    rows = [laid(prompt, method, seed) for seed, prompt in enumerate(PROMPTS)]
+    with sdpa_kernel(backend):
+        run, cache = prefilled(model, rows, cuts_of(method), room=2)
+        said = model(words(1, 9)[None].expand(len(rows), -1, -1), cache.position[:, None], cache)
+    for i, row in enumerate(rows):
+        slow = Slow(model)
+        expected = slow.read(row.embeddings, row.spans, method, *asks(method))
+        torch.testing.assert_close(run.hidden[i][run.origin[i] >= 0], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(said[i], slow.say(words(1, 9)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 25])
