@@ -378,7 +378,8 @@ class Pipeline:
         together. What the pipeline compresses is compressed in each window; `adapter`, one or several, is worn for all that the stream
         reads and says. Raises PluginError for a policy that does not bound a stream and for a compression that works
         inside encoder or decoder or asks for the question, BudgetError for a share and for more than the model's context, ModelError for a
-        model whose positions cannot close up, or not under this policy, InputError for an adapter that is not loaded.
+        model whose positions cannot close up, or not under this policy, InputError for an adapter that is not loaded and for windows of
+        more tokens than are held.
         """
         return StreamSession(self.vlm, self.compression, kv, window, self.adapters.worn(adapter, 1))
 

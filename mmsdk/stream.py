@@ -32,28 +32,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmsdk import plugins
 from mmsdk.adapters import Worn
 from mmsdk.answer import Answer, Tokens
 from mmsdk.answering import checked, guided
-from mmsdk.attention.mla import Latent
-from mmsdk.compress import Compression, named
+from mmsdk.bounded import Room, bounding, check_memory, check_model, usual
+from mmsdk.compress import Compression
 from mmsdk.decoder.prefill import Laid, prefill_into
 from mmsdk.decoder.quantised import precision
-from mmsdk.decoder.rope import Dynamic, LongRope
 from mmsdk.decoder.spans import Span
 from mmsdk.doors import door
 from mmsdk.encoded import Encoded, moved
-from mmsdk.errors import BudgetError, InputError, MmsdkError, ModelError, PluginError
+from mmsdk.errors import InputError, MmsdkError
 from mmsdk.exclusive import Exclusive
 from mmsdk.generate.beams import search
 from mmsdk.generate.config import EarlyStopping, GenerationConfig, Stop, stops
 from mmsdk.generate.constrain import Constraint, Schema
 from mmsdk.generate.loop import Generated, collect, generate
 from mmsdk.kv.memory import DenseMemory
-from mmsdk.kv.policy import Evictor, Gapless, Reader, Storer
 from mmsdk.kv.policy_cache import PolicyCache
-from mmsdk.kv.policy_memory import POLICIES, PolicyMemory, policy_of
 from mmsdk.kv.room import check_copies
 from mmsdk.kv.shape import Shape
 from mmsdk.models.types import VLM
@@ -62,13 +58,9 @@ from mmsdk.prompt import Span as Part
 from mmsdk.stages import Clock, Row, device_of, lay_out
 from mmsdk.vision.intake import Source
 from mmsdk.vision.types import Image, Video
-from mmsdk.vision.values import shown
 from mmsdk.watch import Arrived, windowed
 
-__all__ = ["USUAL", "StreamSession"]
-
-USUAL = "streaming:1024"
-"""How a stream is held where nobody says; by a model whose context is no longer, half its context."""
+__all__ = ["StreamSession"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +89,18 @@ class StreamSession:
     Where `kv` is None it is `USUAL`, or what of it fits the model's context; what is asked for is held as it is asked for.
     Raises PluginError for a policy that does not bound a stream and for a compression that works inside encoder or decoder or wants to know
     the question, BudgetError for a share of what has no length and for more than the model's context, ModelError for a model whose
-    positions cannot close up, or not under this policy.
+    positions cannot close up, or not under this policy, InputError for windows of which none would be held.
     """
 
     def __init__(self, vlm: VLM, compression: Compression, kv: str | None, window: int = 8, worn: Worn = Worn()) -> None:
-        _check(vlm, compression)
+        check_model(vlm, compression)
         # all that is read is read with the adapters: what is held was computed by the model that is asked
         self._speaker, vlm = worn.decoder(vlm.decoder, [0]), worn.eye(vlm, 0)
-        memory, self._hold = bounding(_usual(vlm) if kv is None else kv)
-        _check_memory(vlm, memory)
+        memory, self._hold = bounding(usual(vlm) if kv is None else kv)
+        check_memory(vlm, memory)
         self._vlm, self._compression, self._window = vlm, compression, windowed(window)
+        self._room = Room(vlm, compression, self._hold, self._window)
+        self._room.check()
         # before the first frame something must stand in its place for the layout; the decoder never sees it
         blank = Image(torch.zeros(3, 16, 16, dtype=torch.uint8))
         with torch.no_grad():
@@ -150,10 +144,14 @@ class StreamSession:
         """One more frame, in any form that intake reads, and when it was taken, by any clock.
 
         Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
-        the one before, and for a window of frames that the memory does not hold; it is then as if the frame had not come.
+        the one before, and for a window of frames that the memory does not hold, at the first frame if its visual tokens alone are too
+        many; it is then as if the frame had not come.
         """
         with self._alone():
             now = dataclasses.replace(self._now, arrived=self._now.arrived.push(frame, seconds))
+            if now.arrived.count == 1:
+                # what a model sees in a frame may depend on its size, which is that of all
+                self._room.check([now.arrived.size])
             self._now = self._looked(now, Clock(device_of(self._vlm))) if len(now.arrived.frames) == self._window else now
 
     @torch.no_grad()
@@ -275,8 +273,7 @@ class StreamSession:
         """The cache with these tokens in it, and no more than is to be held."""
         new = len(laid.embeddings)
         if new > self._hold:
-            told = f"{new} tokens come at one time, and {self._hold} are held; hold more, compress more, or take fewer frames together: a"
-            raise InputError(f"{told} window= below {self._window}", item="stream")
+            raise self._room.refusal(new)
         if int(cache.position[0]) + new > min(2 * self._hold, self._vlm.context):
             cache.close_up()
         self._run(cache, laid)
@@ -365,55 +362,3 @@ def _joined(words: Laid, sight: Laid) -> Laid:
 
 def _held(cache: PolicyCache, layers: int) -> int:
     return max(int(cache.lengths(layer).max()) for layer in range(layers))
-
-
-def bounding(kv: str | None) -> tuple[PolicyMemory, int]:
-    """The memory of a stream by its name (None is `USUAL`), and how many tokens it holds.
-
-    Raises InputError for what is no name, PluginError for a policy that lets go of nothing, or of the prompt's tokens alone, BudgetError
-    for a share.
-    """
-    kv, known = USUAL if kv is None else kv, plugins.available(POLICIES)
-    if not isinstance(kv, str):
-        raise InputError(f'{shown(kv)} names no memory; write a policy with the tokens that it holds, such as "{USUAL}"', item="kv")
-    if (name := plugins.parse(kv).name) not in known:
-        told = f'choose a policy with what it holds ("{USUAL}"): {", ".join(known)}'
-        raise PluginError(f"{kv!r} bounds no stream; {plugins.near(name, known)}{told}")
-    memory = policy_of(kv)
-    policy, amount = memory.policy, memory.amount
-    prompts = (isinstance(policy, Evictor) and not policy.interval) or (isinstance(policy, Storer) and not policy.bounds)
-    if isinstance(policy, Evictor) and policy.dense:
-        raise PluginError(f"{kv!r}: dense={policy.dense} layers would keep all of a stream; leave dense out")
-    if isinstance(policy, Reader) or prompts:
-        told = f"{name} lets go of nothing while a stream goes on"
-        raise PluginError(f"{told}; choose another policy, or where it has the knob, write {name}:512,interval=1")
-    if not isinstance(amount, int):
-        raise BudgetError(f"{kv!r}: a stream has no length to hold a share of; write a whole number of tokens")
-    return memory, amount
-
-
-def _usual(vlm: VLM) -> str:
-    asked = plugins.parse(USUAL)
-    return USUAL if int(asked.amount) < vlm.context else f"{asked.name}:{max(1, vlm.context // 2)}"
-
-
-def _check(vlm: VLM, compression: Compression) -> None:
-    inside = [named(step.method) for step in compression.inside_encoder] + [named(step.method) for step in compression.inside_decoder]
-    for name in inside:
-        raise PluginError(f"{name} works inside encoder or decoder, and a stream is compressed between them; choose another")
-    if compression.proportional:
-        raise PluginError("the memory of a stream does not keep what tokens weigh; leave out proportional")
-    if compression.asks:
-        raise PluginError("a method that wants to know the question cannot compress a stream, which is read before one is asked")
-    config = vlm.decoder.config
-    grown = isinstance(config.rope_scaling, Dynamic | LongRope)
-    if grown or config.levels or isinstance(config.attention, Latent):
-        raise ModelError(f"{vlm.name}: its keys cannot be moved to other positions, so that an endless stream would leave its context")
-
-
-def _check_memory(vlm: VLM, memory: PolicyMemory) -> None:
-    if isinstance(memory.amount, int) and memory.amount > vlm.context:
-        raise BudgetError(f"{memory.name}:{memory.amount} holds more than {vlm.name}, whose context is {vlm.context}; hold less")
-    if vlm.decoder.config.rope_sections.counts and not isinstance(memory.policy, Gapless):
-        told = f"{vlm.name} stands on several axes, on which the gaps that {memory.name} leaves cannot close"
-        raise ModelError(f'{told}; choose window or streaming ("window:{memory.amount}")')

@@ -214,6 +214,7 @@ def test_a_memory_is_chosen_by_shares_of_what_the_full_cache_answers(
         return told | {"bytes_held": 1000 * budget, "bytes_read_per_token": 500 * budget, "tok_s": 20 / (1 + budget)}
 
     rows = [row("full", 1.0, 0.8), row("snapkv", 0.5, 0.6), row("snapkv", 0.1, 0.4), row("h2o, going on", 0.1, None)]
+    rows += [row("snapkv", 0.15, 0.6), row("kv-streams", 0.2, 0.0227) | {"quality_full": None}]
     keys = ("policy", "quality", "ci_low", "ci_high", "n", "bytes_held", "frames", "against", "better", "worse", "p")
     streams = [
         ("full", 0.75, 0.63, 0.84, 64, 6_355_440, 64, None, None, None, None),
@@ -229,6 +230,8 @@ def test_a_memory_is_chosen_by_shares_of_what_the_full_cache_answers(
     monkeypatch.setattr(memories, "kept_result", lambda name: result if name == "memory" else None)
     made = memories.memory_tables()
     assert "| `snapkv` | 75 % |  | 50 % |  |  | 10 % | 10 % | 1.82 |" in made and "going on" not in made and "`full`" not in made
+    assert "`snapkv` at 15 %: 75 %, for 15 % of what everything takes to read." in made
+    assert "in a window of 20 % of it: `kv-streams` 0.0227 at 17 tokens a second." in made
     assert "64 questions; everything held (6.36 MB): 75 % (63 to 84)" in made
     assert "| `h2o` | 62 % (50 to 73) | 40 more, 3 fewer than `streaming` (p = 1e-09) | 1.57 |" in made
     assert "| `window` | 3 % (1 to 11) |  | 1.51 |" in made

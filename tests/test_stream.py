@@ -1,6 +1,7 @@
 """A stream of real parts at a small size: it is what a prompt of the same would be, stays as it was when asked, and does not grow."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,11 +275,41 @@ def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None
         Pipeline(replace(small, decoder=growing)).stream_session("window:64")
 
 
+@pytest.mark.parametrize(
+    ("kv", "window", "compress", "told"),
+    [
+        ("window:24", 8, "identity", "^stream: 32 tokens come at one time, and 24 are held; hold more, compress more, or .*: window=6$"),
+        ("h2o:12", 8, "uniform:0.5", "^stream: 16 tokens come at one time, and 12 are held; .*: window=6$"),
+        ("window:7", 8, "identity", "^stream: 32 tokens .* 7 are held; hold more, compress more: two frames are 8$"),
+    ],
+)
+def test_a_window_that_is_not_held_is_told_before_any_frame_comes(small: Mini, kv: str, window: int, compress: str, told: str) -> None:
+    """The small model sees four tokens in every frame. What is advised is held, and one frame more is not."""
+    pipe = Pipeline(small, compression(compress))
+    with pytest.raises(InputError, match=told) as refused:
+        pipe.stream_session(kv, window=window)
+    for advised in (int(found) for found in re.findall(r"window=(\d+)", str(refused.value))):
+        assert shown(pipe.stream_session(kv, window=advised), frames_of(2 * advised)).frames == 2 * advised
+        with pytest.raises(InputError, match="at one time"):
+            pipe.stream_session(kv, window=advised + 1)
+    # of a count it does not matter how many come
+    assert shown(Pipeline(small, compression("uniform:5")).stream_session(kv, window=window), frames_of(8)).kept == 5
+
+
+def test_of_frames_in_other_shapes_it_is_told_at_the_first(small: Mini) -> None:
+    """Seven cells where a camera's frames have four."""
+    stream = Pipeline(small).stream_session("window:18", window=4)
+    wide = torch.zeros(3, 20, 280, dtype=torch.uint8)
+    many = small.encoder.count((20, 280), 4)
+    assert many > 18
+    with pytest.raises(InputError, match=f"^stream: {many} tokens come at one time, and 18 are held; .*: window=[23]$"):
+        stream.push(wide, 0.0)
+    assert stream.frames == 0 and shown(stream, frames_of(4)).held == 17
+
+
 def test_what_does_not_fit_is_told_and_leaves_no_trace(pipe: Pipeline) -> None:
     frames = frames_of(8, seed=6)
-    stream = shown(pipe.stream_session("window:12", window=4), frames[:3])
-    with pytest.raises(InputError, match="16 tokens come at one time, and 12 are held; .*window= below"):
-        stream.push(frames[3], 3.0)
+    stream = shown(pipe.stream_session("window:64", window=4), frames[:3])
     with pytest.raises(InputError, match="finite, rising"):
         stream.push(frames[3], 2.0)
     assert stream.frames == 3

@@ -32,10 +32,24 @@ def memory_tables() -> str:
             names = dict.fromkeys(row["policy"] for row in here if row["quality_full"] is not None and row["policy"] != "full")
             lines = [_line(name, full, [row for row in here if row["policy"] == name]) for name in names]
             parts.append(f"**{title}.** Everything held: {full['quality']:.3g}. The share of that:\n\n{table(lines)}")
+            parts += [_between(row, full) for row in here if row["policy"] in names and row["budget"] not in BUDGETS]
+            parts += _compacted([row for row in here if row["quality_full"] is None])
     parts += _streams([row for row in rows if row["suite"] == "stream"])
     if (ROOT / "docs" / DRAWING).is_file():
         parts.append(f"![Quality against what is held or read, for each suite]({DRAWING})")
     return "\n\n".join(parts)
+
+
+def _between(row: Mapping[str, Any], full: Mapping[str, Any]) -> str:
+    """A policy at a budget of its own, that of which its paper speaks."""
+    read = 100 * row["bytes_read_per_token"] / max(full["bytes_read_per_token"], 1)
+    return f"`{row['policy']}` at {100 * row['budget']:g} %: {_share(row, full)}, for {read:.0f} % of what everything takes to read."
+
+
+def _compacted(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ways to go on through a small window, which are measured on other tokens."""
+    told = ", ".join(f"`{row['policy']}` {row['quality']:.3g} at {row['tok_s']:.0f} tokens a second" for row in rows)
+    return [f"A text that is compacted over and over, in a window of {100 * rows[0]['budget']:.0f} % of it: {told}."] if rows else []
 
 
 def _streams(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,12 +1,12 @@
 """KV-streams: a full context goes on in its cache, in place of being flushed and read anew from what is to stay.
 
-Published (abstract): the cache streams forward through every compaction, whichever strategy chooses what stays; what the kept entries know
+[published, abstract] the cache streams forward through every compaction, whichever strategy chooses what stays; what the kept entries know
 of tokens that are gone is carried on, as the state of a recurrent network is.
 
-Reconstruction, for inference: the entries of tokens that stay are kept as they are, the words of a summary are appended by ordinary passes,
-everything else is dropped, and the entries either keep their positions or close up: a key is turned back by as many positions as were
-dropped in front of it, so that an endless stream never leaves the context that a model was made for. What comes out is not what reading
-the kept tokens anew would give. That is measured, not hidden: `mmsdk bench memory`.
+[reconstruction] for inference: the entries of tokens that stay are kept as they are, the words of a summary are appended by ordinary
+passes, everything else is dropped, and the entries either keep their positions or close up: a key is turned back by as many positions as
+were dropped in front of it, so that an endless stream never leaves the context that a model was made for. What comes out is not what
+reading the kept tokens anew would give. That is measured, not hidden: `mmsdk bench memory`.
 
 Letters: l layers, b rows, k entries kept of a layer, s new words.
 """

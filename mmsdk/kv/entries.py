@@ -36,9 +36,10 @@ class Arriving:
 
     @staticmethod
     def of(positions: Int[Tensor, "b s"], before: Int[Tensor, " b"]) -> "Arriving":
-        """Of rows that stand at `before`."""
+        """Of rows that stand at `before`. The device is asked once for the whole pass, also about a single token: not knowing whether it is
+        padding, every layer that lets go of something would have to ask how much it holds."""
         valid = positions >= 0
-        return Arriving(positions, valid, valid.sum(1), ascending(positions, before))
+        return Arriving(positions, valid, valid.sum(1), ascending(positions, before, asking=True))
 
     def row(self, place: int) -> "Arriving":
         """Those of one row."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.kernels.cpu.layer import Place
+from mmsdk.kv.blocks import PoolFullError
 from mmsdk.kv.pages import Pages, RowPages, Store
 from mmsdk.kv.rounded import RoundedPages
 from mmsdk.kv.sheet import Arrival, Sheet
@@ -173,11 +174,22 @@ class PagedCache:
             sheet.age()
 
     def moved(self, store: RoundedPages) -> "PagedCache":
-        """A copy in another store of the same kind, of a cache in fewer bits. Raises PoolFullError where it has not enough blocks."""
+        """A copy in another store of the same kind, of a cache in fewer bits.
+
+        Raises PoolFullError where it has not enough blocks; of these none is held then.
+        """
         mine = self._store
         assert isinstance(mine, RoundedPages), "exact blocks are found again by their content"
-        rows = [[store.adopt(mine, sheet.layers, row.copy(mine.page)) for row in sheet.rows] for sheet in self._sheets]
-        return PagedCache(store, [sheet.moved(store, own) for sheet, own in zip(self._sheets, rows, strict=True)], self.shift)
+        moved = list[Sheet]()
+        try:
+            for sheet in self._sheets:
+                rows = store.adopt(mine, sheet.layers, [row.copy(mine.page) for row in sheet.rows])
+                moved.append(sheet.moved(store, rows))
+        except PoolFullError:
+            for sheet in moved:
+                sheet.release()
+            raise
+        return PagedCache(store, moved, self.shift)
 
     def select(self, rows: Int[Tensor, " r"]) -> "PagedCache":
         """These rows, which share their blocks with this cache."""

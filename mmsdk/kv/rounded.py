@@ -9,6 +9,7 @@ groups, a window of 128, and prompts read in chunks: a chunk sees itself and the
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -165,22 +166,24 @@ class RoundedPages:
         """See `Store`."""
         self.recent.copy(layers, source, target)
 
-    def adopt(self, other: "RoundedPages", layers: range, row: RowPages) -> RowPages:
-        """A row of another pool of the same kind, copied, and held here once. Raises PoolFullError where there is no room for it."""
-        exact = self.blocks.take(layers, len(row.columns))
+    def adopt(self, other: "RoundedPages", layers: range, rows: Sequence[RowPages]) -> list[RowPages]:
+        """Rows of another pool of the same kind, copied, and held here once. Raises PoolFullError, holding none, where there is no room."""
+        columns, aged = [column for row in rows for column in row.columns], [column for row in rows for column in row.aged]
+        exact = self.blocks.take(layers, len(columns))
         try:
-            new = RowPages(exact, row.length, self.old.take(layers, len(row.aged)))
+            rounded = self.old.take(layers, len(aged))
         except PoolFullError:
             self.blocks.give(layers, exact)
             raise
         here = slice(layers.start, layers.stop)
-        source, columns = torch.tensor([row.columns, new.columns], dtype=torch.long, device=self.device)
+        source, target = torch.tensor([columns, exact], dtype=torch.long, device=self.device)
         for mine, theirs in ((self.recent.keys, other.recent.keys), (self.recent.values, other.recent.values)):
-            mine[here, columns] = theirs[here, source]
-        source, columns = torch.tensor([row.aged, new.aged], dtype=torch.long, device=self.device)
-        self._keys.adopt(other._keys, layers, source, columns)
-        self._values.adopt(other._values, layers, source, columns)
-        return new
+            mine[here, target] = theirs[here, source]
+        source, target = torch.tensor([aged, rounded], dtype=torch.long, device=self.device)
+        self._keys.adopt(other._keys, layers, source, target)
+        self._values.adopt(other._values, layers, source, target)
+        first, second = iter(exact), iter(rounded)
+        return [RowPages(list(islice(first, len(row.columns))), row.length, list(islice(second, len(row.aged)))) for row in rows]
 
     def view(self, layer: int, where: Where) -> View:
         """The tokens where they lie, for kernels that read codes; else side by side, in the columns of the view, as numbers again."""

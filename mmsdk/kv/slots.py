@@ -10,12 +10,13 @@ from torch.nn import functional as F
 __all__ = ["Slots", "ascending", "closed_up", "joined", "next_position", "placed", "positions_of", "roomy"]
 
 
-def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"]) -> bool:
+def ascending(positions: Int[Tensor, "b s"], after: Int[Tensor, " b"], asking: bool = False) -> bool:
     """Whether every row's new positions ascend and begin at or after `after`, so that no token is padding and none sees a later one.
 
-    The answer is fetched from the device, which is worth a wait for a prompt and not for a single token: on a GPU those say False.
+    The answer is fetched from the device, which is worth a wait for a prompt and not for a single token: on a GPU those say False, but
+    where the caller is `asking`.
     """
-    if positions.shape[1] == 1 and positions.device.type != "cpu":
+    if positions.shape[1] == 1 and positions.device.type != "cpu" and not asking:
         return False
     return bool(((positions[:, 0] >= after) & (positions.diff() > 0).all(1)).all())
 

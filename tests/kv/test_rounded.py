@@ -119,6 +119,36 @@ def test_a_row_that_another_pool_has_no_room_for_takes_nothing_there() -> None:
     assert other.blocks.held == other.old.held == 0
 
 
+def test_rows_of_which_the_last_has_no_room_in_another_pool_take_nothing_there() -> None:
+    """Rounded blocks are there for one of two rows; then for the layer that was thinned, and not for the other."""
+    cache = PagedCache.empty(rounded(), 2)
+    store(cache, torch.arange(24).expand(2, -1), 0)
+    store(cache, torch.full((2, 1), 24), 1)
+    aged = cache.aged
+    for thinned, room in ((False, 2 * aged - 1), (True, aged)):
+        other = RoundedPages(Pages(LAYERS, HEADS, WIDTH, 32, torch.float32, "cpu", page=4), "int8", room, window=8)
+        if thinned:
+            cache.keep(0, torch.tensor([[0, 7, 24]] * 2))
+        with pytest.raises(PoolFullError) as told:
+            cache.moved(other)
+        # also while somebody still looks at the error
+        assert other.blocks.held == other.old.held == 0 and told.value is not None
+
+
+def test_rows_in_another_pool_are_what_they_were_and_go_on_apart() -> None:
+    cache = PagedCache.empty(rounded(), 2)
+    places = torch.stack((torch.arange(24), torch.arange(24) - 9)).clamp_min(-1)
+    store(cache, places, 0)
+    store(cache, torch.tensor([[24], [15]]), 1)
+    before = cache.view(1)
+    moved = cache.moved(rounded())
+    after = moved.view(1)
+    assert torch.equal(after.positions, before.positions)
+    assert torch.equal(after.keys, before.keys) and torch.equal(after.values, before.values)
+    ((keys, _), *_) = store(moved, torch.tensor([[25], [16]]), 2)
+    assert torch.equal(moved.view(0).keys[:, :, -1:], keys) and torch.equal(cache.view(1).keys, before.keys)
+
+
 def test_keep_works_on_what_is_rounded_too() -> None:
     cache = PagedCache.empty(rounded(), 1)
     store(cache, torch.arange(24)[None], 0)

@@ -14,6 +14,7 @@ from mmsdk.decoder.rope import Dynamic, Rotation, Sections, Unscaled, Yarn
 from mmsdk.decoder.sight import Local
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, ModelError
+from mmsdk.kv import slots
 from mmsdk.kv.entries import Entries
 from mmsdk.kv.memory import memory_of
 from mmsdk.kv.none import NoCache
@@ -253,7 +254,7 @@ def test_a_row_is_thinned_when_its_own_interval_is_over(model: Decoder, tokens: 
 def test_lengths_are_counted_when_a_row_may_be_due_and_not_at_every_token(
     model: Decoder, tokens: Tensor, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of rows whose budgets lie further apart than the interval; and where nobody says whether new tokens are padding, as on a GPU."""
+    """Of rows whose budgets lie further apart than the interval; and where it is not known whether new tokens are padding."""
     blank, at = 10, torch.arange(PROMPT).expand(2, -1).clone()
     at[1] = (at[1] - blank).clamp_min(-1)
     cache, counted = cache_of("h2o:0.8,interval=3", model, rows=2), list[int]()
@@ -265,10 +266,37 @@ def test_lengths_are_counted_when_a_row_may_be_due_and_not_at_every_token(
         assert cache.lengths(0).amax(1).tolist() == [24, 16]
         monkeypatch.setattr(Entries, "lengths", property(lambda self: counted.append(step) or lengths(self)))
         if not told:
-            monkeypatch.setattr("mmsdk.kv.entries.ascending", lambda positions, before: False)
+            monkeypatch.setattr("mmsdk.kv.entries.ascending", lambda positions, before, asking: False)
         for step in range(STEPS):
             model(tokens[:, PROMPT + step : PROMPT + step + 1], cache.position[:, None], cache)
     assert set(counted) == {2, 5}
+
+
+@pytest.mark.parametrize("kv", ["h2o:20", "tova:20", "streaming:20", "window:20"])
+def test_layers_know_how_much_they_hold_without_asking_a_device(
+    model: Decoder, tokens: Tensor, kv: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where whether a single token is padding is only known to who asks: a pass does so once, and no layer by itself."""
+    asked = list[bool]()
+
+    def ascending(positions: Tensor, after: Tensor, asking: bool = False) -> bool:
+        asked.append(asking)
+        return asking and slots.ascending(positions, after)
+
+    def longest(store: Shelf) -> list[int]:
+        assert store._exact, "a layer asks the device"
+        return store._most
+
+    cache = cache_of(kv, model, rows=2)
+    monkeypatch.setattr("mmsdk.kv.entries.ascending", ascending)
+    monkeypatch.setattr(Shelf, "_longest", longest)
+    with torch.no_grad():
+        model(tokens[:, :PROMPT], torch.arange(PROMPT).expand(2, -1), cache)
+        cache.settle()
+        for step in range(STEPS):
+            model(tokens[:, PROMPT + step : PROMPT + step + 1], cache.position[:, None], cache)
+    assert all(cache.lengths(layer).tolist() == [[20] * len(cache.lengths(layer)[0])] * 2 for layer in range(CONFIG.layers))
+    assert asked == [True] * (1 + STEPS)
 
 
 YARN = Yarn(4.0, 64, amplitude=1.2)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mmsdk.attention.dense import Dense
 from mmsdk.attention.mask import Masks
+from mmsdk.bounded import bounding
 from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.rope import Rope, Unscaled
 from mmsdk.errors import BudgetError, InputError, PluginError
@@ -16,7 +17,6 @@ from mmsdk.kv.policies.rdkv import Rdkv
 from mmsdk.kv.policies.thinkv import Thinkv
 from mmsdk.kv.policies.tiered import Tiered
 from mmsdk.kv.policy import LayerStore
-from mmsdk.stream import bounding
 
 KV_HEADS, HEADS, WIDTH = 2, 4, 16
 

@@ -91,6 +91,25 @@ def test_the_output_is_attention_to_all_levels(recall: float, s: int) -> None:
                 torch.testing.assert_close(out[row, head, new].double(), scores.softmax(0) @ torch.cat(v), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("level", ["mid", "far"])
+def test_a_needle_amid_hay_is_found_where_originals_are_kept_and_in_a_mean_it_is_not(level: str) -> None:
+    """A key along the query of one head; wherever in the middle it lies, its block is recalled, and its value is what that head gets."""
+    policy, tokens = Tiered(block=4, sinks=2, interval=4, mid=0.5), drawn(201)
+    sizes = policy.sizes(100)
+    window = 200 - sizes.window
+    low = window - 4 * sizes.mid
+    assert sizes.mid == 10 and sizes.recalled == 2 and low > 40
+    for place in range(low, window) if level == "mid" else range(low - 32, low):
+        query, keys, values = (x.clone() for x in tokens)
+        asked = query[0, 2, 200]
+        keys[0, 1, place], values[0, 1, place] = 14 * asked / asked.norm() * WIDTH**0.5 / asked.norm(), 50.0
+        store = prompted(policy, 100, (query, keys, values), 200)
+        out = told(store, (query, keys, values), 200, 201)
+        assert (out[0, 2] > 49).all() if level == "mid" else (out[0, 2] < 25).all()
+        # other heads and rows have no part in it
+        assert (out[1] < 5).all() and (out[0, :2] < 5).all()
+
+
 def test_every_token_is_in_one_place_and_older_is_coarser() -> None:
     tokens = drawn(400)
     store = prompted(SMALL, 40, tokens, 301, blank=6)
