@@ -51,25 +51,27 @@ class SimpleCluster:
 
     def _group(self, stack: Stack) -> list[Compressed]:
         x = stack.features().float()
-        z = unit(_turned(x, stack.positions(), self.base) if self.place else x)
+        z = unit(_turned(x, stack.positions(), stack.grid, self.base) if self.place else x)
         # the token of largest norm comes first: the first one, as all norms are now alike, unless it is zero
         seeds = farthest_point(z, first_best(z.norm(dim=2)), stack.count)
         labels, first = _by_first_member(spherical_kmeans(z, seeds, rounds=self.rounds), stack.count)
         return stack.merge(labels, at=first)
 
 
-def _turned(x: Float[Tensor, "b n d"], positions: Int[Tensor, "b n 3"], base: float) -> Float[Tensor, "b n d"]:
+def _turned(x: Float[Tensor, "b n d"], positions: Int[Tensor, "b n 3"], grid: tuple[int, int, int], base: float) -> Float[Tensor, "b n d"]:
     """RoPE over (t, y, x): a third of the channels for each axis, what is left over for time; neighbouring channels turn together."""
     third = x.shape[2] // 3
     parts = x.split([x.shape[2] - 2 * third, third, third], dim=2)
-    return torch.cat([_turned_along(part, positions[..., axis], base) for axis, part in enumerate(parts)], dim=2)
+    turned = [_turned_along(part, positions[..., axis], grid[axis], base) for axis, part in enumerate(parts)]
+    return torch.cat(turned, dim=2)
 
 
-def _turned_along(x: Float[Tensor, "b n e"], position: Int[Tensor, "b n"], base: float) -> Float[Tensor, "b n e"]:
+def _turned_along(x: Float[Tensor, "b n e"], position: Int[Tensor, "b n"], side: int, base: float) -> Float[Tensor, "b n e"]:
     pairs = x.shape[2] // 2
     frequency = base ** -(torch.arange(pairs, device=x.device) / max(pairs, 1))
-    angle = position[..., None] * frequency
-    cos, sin = angle.cos(), angle.sin()
+    # of the few places that there are, not of every token
+    angle = torch.arange(side, device=x.device)[:, None] * frequency
+    cos, sin = angle.cos()[position], angle.sin()[position]
     even, odd = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=3)
     # an odd channel at the end has no partner and stays
