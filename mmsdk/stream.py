@@ -152,7 +152,7 @@ class StreamSession:
         Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
         the one before, and for a window of frames that the memory does not hold; it is then as if the frame had not come.
         """
-        with self._alone():
+        with self._alone:
             now = dataclasses.replace(self._now, arrived=self._now.arrived.push(frame, seconds))
             self._now = self._looked(now, Clock(device_of(self._vlm))) if len(now.arrived.frames) == self._window else now
 
@@ -167,7 +167,7 @@ class StreamSession:
             raise InputError("it is empty; write what is to stand in the stream", item="text")
         spans = (Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),)
         laid = self._words(spans)
-        with self._alone():
+        with self._alone:
             now = self._looked(self._now, Clock(device_of(self._vlm)))
             self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | _ids(spans))
 
@@ -212,7 +212,7 @@ class StreamSession:
         )  # fmt: skip
         checked(self._vlm, config)
         # what is kept goes on from a state that nobody else may go on from meanwhile
-        with self._alone() if keep else nullcontext():
+        with self._alone if keep else nullcontext():
             answer, after = self._asked(self._now, question, config, keep)
             if keep:
                 self._now = after
