@@ -109,6 +109,7 @@ IMAGINE = Command(
             MODEL,
             about=f"{MODEL.about}; here a folder that `python -m mmsdk.apps.train_video` wrote, or one of diffusers: none ships with mmsdk",
             default=None,
+            said=(),
         ),
         replace(OUT, about=f"{OUT.about}; a .mp4, a .gif, or a .png of all frames", default="clip.mp4"),
         SEED,

@@ -35,6 +35,7 @@ class Flag:
     """A flag, and what stands behind it: `value` names that ("" for a switch), `said` are the words that may, where these are few.
 
     A flag of one name takes the same in all commands, and is told in the same words: "serve: " may come in front, "; ..." behind them.
+    Where none of the usual words is meant, a command says none.
     """
 
     name: str

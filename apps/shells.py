@@ -37,7 +37,7 @@ FLAGS    esac
     if [[ $current == -* ]]; then
         offered=$flags
     elif [[ $previous == -* && " $valued " == *" $previous "* ]]; then
-        case $previous in
+        case "$command $previous" in
 VALUES        esac
     elif [[ $previous != : && $current != : ]]; then
         case "$command $place" in
@@ -67,7 +67,7 @@ FLAGS    esac
     if [[ $current == -* ]]; then
         offered=($flags)
     elif (( ${valued[(Ie)$previous]} )); then
-        case $previous in
+        case "$command $previous" in
 VALUES        esac
     else
         case "$command $place" in
@@ -111,7 +111,7 @@ def bash() -> str:
         key: " ".join(["paths=1"] * _is_path(words) + [f"offered='{' '.join(_said(words, name))}'"]) for key, name, words in _places()
     }
     first = {'" 0"': f"offered='{' '.join([*COMMANDS, '--help', '--version'])}'"}
-    values = {flag.name: f"offered='{' '.join(_values(flag))}'" if _values(flag) else "paths=1" for flag in _offering()}
+    values = {place: _bash_values(flag) for place, flag in _offering().items()}
     return _filled(_BASH, flags, values, first | places)
 
 
@@ -126,7 +126,7 @@ def zsh() -> str:
         for key, name, words in _places()
     }
     first = {'" 0"': f"offered=({_described({name: command.about for name, command in COMMANDS.items()})})"}
-    values = {flag.name: _zsh_values(flag) for flag in _offering()}
+    values = {place: _zsh_values(flag) for place, flag in _offering().items()}
     return _filled(_ZSH, flags, values, first | places)
 
 
@@ -176,10 +176,12 @@ def _values(flag: Flag) -> list[str]:
     return [*flag.said, *(f"{name}:" for name in plugins.available(package))] if package else list(flag.said)
 
 
-def _offering() -> list[Flag]:
-    """Each flag of which it is known what may stand behind it, once."""
-    flags = {flag.name: flag for command in COMMANDS.values() for flag in command.flags if flag.value in PATHS or _values(flag)}
-    return list(flags.values())
+def _offering() -> dict[str, Flag]:
+    """Each flag of which it is known what may stand behind it, by the pattern `"command flag"`; first, where one command differs."""
+    known = [(name, flag) for name, command in COMMANDS.items() for flag in command.flags]
+    usual = {flag.name: flag for _, flag in reversed(known) if flag.value in PATHS or _values(flag)}
+    own = {f'"{name} {flag.name}"': flag for name, flag in known if flag.name in usual and flag.said != usual[flag.name].said}
+    return own | {f'*" {name}"': flag for name, flag in usual.items()}
 
 
 def _valued(command: Command) -> list[Flag]:
@@ -201,6 +203,10 @@ def _brief(flag: Flag) -> str:
 def _described(about: Mapping[str, str]) -> str:
     """Words for zsh's _describe: a colon parts a word from what it means."""
     return " ".join(_quoted(f"{word}:{text}") for word, text in about.items())
+
+
+def _bash_values(flag: Flag) -> str:
+    return f"offered='{' '.join(_values(flag))}'" if _values(flag) else "paths=1" * (flag.value in PATHS)
 
 
 def _zsh_values(flag: Flag) -> str:

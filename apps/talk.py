@@ -143,6 +143,8 @@ class Talk:
         if self.as_objects:
             print(json.dumps({"turns": turns}), flush=True)
             return
+        if not turns:
+            note("nothing was asked yet")
         for number, turn in enumerate(turns, 1):
             shown = f" [{', '.join(turn['shown'])}]" if turn["shown"] else ""
             print(f"{number}{shown} {turn['question']}\n  {turn['answer']}", flush=True)
@@ -186,9 +188,8 @@ def typed() -> bool:
 
 
 def note(text: str) -> None:
-    """A word for whoever types; nothing in a pipe."""
-    if typed():
-        print(f"({text})", file=sys.stderr, flush=True)
+    """What a line has done, beside the answers."""
+    print(f"({text})", file=sys.stderr, flush=True)
 
 
 def _printed(pieces: Stream) -> Answer:

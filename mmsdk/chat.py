@@ -112,7 +112,7 @@ class Chat:
     @system.setter
     def system(self, words: str | None) -> None:
         told = _checked(words)
-        with self._alone():
+        with self._alone:
             self._system = told
             self._changed(0)
 
@@ -156,13 +156,13 @@ class Chat:
     @door
     def stream_edit(self, turn: int, question: str, *, config: GenerationConfig | None = None) -> Stream:
         """The same in pieces: the turns are changed once the stream has been read to its end."""
-        with self._alone():
+        with self._alone:
             place = self._place(turn)
             return self._begun(self._turns[:place], Prompt.of(self._turns[place].asked.media, question), config)
 
     def drop(self, turn: int) -> Exchange:
         """Take a turn out, wherever it is; what was said after it stays as it was said. Raises InputError for one that is not there."""
-        with self._alone():
+        with self._alone:
             place = self._place(turn)
             gone = self._turns[place]
             self._turns = self._turns[:place] + self._turns[place + 1 :]
@@ -191,7 +191,7 @@ class Chat:
     def _next(self, media: Given | Sequence[Given], question: str | None, config: GenerationConfig | None) -> Stream:
         """The next answer behind all turns."""
         asked = _asked(media, question)
-        with self._alone():
+        with self._alone:
             return self._begun(self._turns, asked, config)
 
     def _begun(self, before: tuple[Exchange, ...], asked: Prompt, config: GenerationConfig | None) -> Stream:
@@ -211,7 +211,7 @@ class Chat:
 
     def _pieces(self, stream: Stream, before: tuple[Exchange, ...], asked: Prompt, state: int) -> Generator[str, None, Answer]:
         while True:
-            with self._alone():
+            with self._alone:
                 # the cache is that of the conversation as it is now
                 if state != self._state:
                     raise InputError("the conversation has gone on without it", item="stream")

@@ -11,7 +11,7 @@ __all__ = ["Exclusive"]
 class Exclusive:
     """Held by one thread at a time. `item` is what it guards, as the error names it; a copy is held by nobody.
 
-        with self._alone():
+        with self._alone:
             ...
 
     Raises InputError for the thread that holds it already, as a handler of signals may: it would wait for itself.
@@ -23,10 +23,6 @@ class Exclusive:
 
     def __reduce__(self) -> tuple[type["Exclusive"], tuple[str]]:
         return Exclusive, (self._item,)
-
-    def __call__(self) -> "Exclusive":
-        """What to wait for and hold, by `with`."""
-        return self
 
     def __enter__(self) -> None:
         if self._holder == get_ident():

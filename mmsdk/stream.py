@@ -26,7 +26,6 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -53,12 +52,13 @@ from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.room import check_copies
 from mmsdk.kv.shape import Shape
 from mmsdk.models.types import VLM
-from mmsdk.prompt import Ids, Layout, Prompt, Slot, written
+from mmsdk.prompt import Ids, Layout, Prompt, written
 from mmsdk.prompt import Span as Part
-from mmsdk.stages import Clock, Row, device_of, lay_out
+from mmsdk.stages import Clock, device_of, lay_out
 from mmsdk.vision.intake import Source
 from mmsdk.vision.types import Image, Video
 from mmsdk.watch import Arrived, windowed
+from mmsdk.window import alike, flat, ids, joined, parted, sight, within
 
 __all__ = ["StreamSession"]
 
@@ -105,18 +105,18 @@ class StreamSession:
         blank = Image(torch.zeros(3, 16, 16, dtype=torch.uint8))
         with torch.no_grad():
             seen = Encoded.of(blank, vlm.encoder([blank])[0], vlm.name)
-            head, _, _ = _parted(vlm.layout(Prompt.of([seen], "?")))
+            head, _, _ = parted(vlm.layout(Prompt.of([seen], "?")))
             self._begun: tuple[int, ...] = ()
             if vlm.decoder.config.rope_sections.counts:
                 # a clip may begin with words that a picture has not (Qwen3-VL's seconds): they wait for the first window
                 pair = blank, Video(blank.pixels.expand(2, -1, -1, -1), torch.arange(2).float())
-                self._begun = _alike([_flat(_parted(vlm.layout(Prompt.of([one], "?")))[0]) for one in pair])
+                self._begun = alike([flat(parted(vlm.layout(Prompt.of([one], "?")))[0]) for one in pair])
                 head = (Ids(self._begun),)
             cache = memory.cache(vlm.decoder.config.layers, 1, device_of(vlm))
             self._run(cache, self._words(head))
             # from now on the budget holds
             cache.settle()
-        self._now = State(cache, Arrived(), seen, words=_ids(head))
+        self._now = State(cache, Arrived(), seen, words=ids(head))
         self._alone = Exclusive("stream")
 
     @property
@@ -147,7 +147,7 @@ class StreamSession:
         the one before, and for a window of frames that the memory does not hold, at the first frame if its visual tokens alone are too
         many; it is then as if the frame had not come.
         """
-        with self._alone():
+        with self._alone:
             now = dataclasses.replace(self._now, arrived=self._now.arrived.push(frame, seconds))
             if now.arrived.count == 1:
                 # what a model sees in a frame may depend on its size, which is that of all
@@ -165,9 +165,9 @@ class StreamSession:
             raise InputError("it is empty; write what is to stand in the stream", item="text")
         spans = (Ids(tuple(self._vlm.tokenizer.encode(f"{words}\n"))),)
         laid = self._words(spans)
-        with self._alone():
+        with self._alone:
             now = self._looked(self._now, Clock(device_of(self._vlm)))
-            self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | _ids(spans))
+            self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | ids(spans))
 
     @door
     @torch.no_grad()
@@ -210,7 +210,7 @@ class StreamSession:
         )  # fmt: skip
         checked(self._vlm, config)
         # what is kept goes on from a state that nobody else may go on from meanwhile
-        with self._alone() if keep else nullcontext():
+        with self._alone if keep else nullcontext():
             answer, after = self._asked(self._now, question, config, keep)
             if keep:
                 self._now = after
@@ -219,9 +219,9 @@ class StreamSession:
     def _asked(self, now: State, question: str, config: GenerationConfig, keep: bool) -> tuple[Answer, State]:
         """The answer of a stream that is so, and what the stream is behind it, which is whole only where it is to be kept."""
         clock, max_tokens = Clock(device_of(self._vlm)), config.max_tokens
-        _, _, tail = _parted(self._vlm.layout(Prompt.of([now.seen], question)))
+        _, _, tail = parted(self._vlm.layout(Prompt.of([now.seen], question)))
         now = self._looked(dataclasses.replace(now, cache=now.cache.fork()), clock)
-        now = dataclasses.replace(now, words=now.words | _ids(tail))
+        now = dataclasses.replace(now, words=now.words | ids(tail))
         laid, held = self._words(tail), _held(now.cache, self._vlm.decoder.config.layers)
         now.cache.close_up()
         asked, ahead = held + len(laid.embeddings), int(now.cache.position[0]) + len(laid.embeddings)
@@ -261,12 +261,12 @@ class StreamSession:
         (row,) = laid.rows.values()
         with clock.stage("prefill"):
             layout = vlm.layout(Prompt.of([seen, seen], "?"))
-            ahead = (Ids(_flat(_parted(layout)[0])[len(self._begun) :]),) if self._begun else ()
-            between = _parted(layout)[1] if now.opened else ahead
+            ahead = (Ids(flat(parted(layout)[0])[len(self._begun) :]),) if self._begun else ()
+            between = parted(layout)[1] if now.opened else ahead
             words = self._words(between)
             # Read into a fork: what is refused or interrupted leaves the stream as it was.
-            cache = self._read(now.cache.fork(), _joined(words, _sight(row, arrived.count // self._window % 2)))
-        heard = now.words | _ids(between) | _ids(_within(layout))
+            cache = self._read(now.cache.fork(), joined(words, sight(row, arrived.count // self._window % 2)))
+        heard = now.words | ids(between) | ids(within(layout))
         return State(cache, arrived.emptied(), seen, True, now.visual + row.visual, now.kept + row.kept, heard)
 
     def _read(self, cache: PolicyCache, laid: Laid) -> PolicyCache:
@@ -301,63 +301,6 @@ class StreamSession:
         words = [sorted(now.words)]
         given = self._speaker, hidden, now.cache, [config], vlm.tokenizer.decode, vlm.stop_ids, words, began, guides
         return search(*given)[0][0] if config.num_beams > 1 else collect(generate(*given), 1)[0]
-
-
-def _ids(spans: Sequence[Part]) -> frozenset[int]:
-    """The ids of words, each once."""
-    return frozenset(number for span in spans if isinstance(span, Ids) for number in span.ids)
-
-
-def _flat(spans: Sequence[Part]) -> tuple[int, ...]:
-    """The ids of words, in order."""
-    return tuple(number for span in spans if isinstance(span, Ids) for number in span.ids)
-
-
-def _alike(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """What all of them begin with."""
-    same = [len(set(column)) == 1 for column in zip(*rows, strict=False)]
-    return rows[0][: (*same, False).index(False)]
-
-
-def _within(layout: Layout) -> tuple[Part, ...]:
-    """What stands between the parts of the first visual input."""
-    places = [place for place, span in enumerate(layout.spans) if isinstance(span, Slot) and span.media == 0]
-    return layout.spans[places[0] : places[-1]]
-
-
-def _parted(layout: Layout) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...]]:
-    """What a layout of one or two visual inputs has before the first, between them and behind the last."""
-    slots = [(place, span.media) for place, span in enumerate(layout.spans) if isinstance(span, Slot)]
-    first = [place for place, media in slots if media == 0]
-    second = [place for place, media in slots if media == 1] or [len(layout.spans)]
-    between = layout.spans[first[-1] + 1 : second[0]] if layout.media > 1 else ()
-    return layout.spans[: first[0]], between, layout.spans[slots[-1][0] + 1 :]
-
-
-def _sight(row: Row, number: int) -> Laid:
-    """What stands in a row from its first visual token to its last, with a number by which windows side by side are told apart.
-
-    On several axes places are counted from where its grid begins: in front of it and behind it are words, each of which takes one.
-    """
-    ends = list(accumulate((span.counts[0] for span in row.spans), initial=0))
-    runs = [place for place, span in enumerate(row.spans) if span.media >= 0]
-    here, parts = slice(ends[runs[0]], ends[runs[-1] + 1]), row.spans[runs[0] : runs[-1] + 1]
-    spans = tuple(dataclasses.replace(span, media=number if span.media >= 0 else -1) for span in parts)
-    turns, rest = tuple(axes[:, here] - here.start for axes in row.turns), len(row.embeddings) - here.stop + here.start
-    following = tuple(place - rest for place in row.following)
-    return Laid(row.embeddings[here], row.positions[here], spans, tuple(added[here] for added in row.deep), turns, following)
-
-
-def _joined(words: Laid, sight: Laid) -> Laid:
-    """Words and, behind them, what is seen; nothing deep is added to words."""
-    together = torch.cat((words.embeddings, sight.embeddings))
-    deep = tuple(torch.cat((torch.zeros_like(words.embeddings), added)) for added in sight.deep)
-    count, pairs = len(words.embeddings), zip(words.turns, sight.turns, strict=True)
-    turns, following = (
-        tuple(torch.cat((axes, behind + count), 1) for axes, behind in pairs),
-        tuple(place + count for place in sight.following),
-    )
-    return Laid(together, torch.arange(len(together)), (*words.spans, *sight.spans), deep, turns, following)
 
 
 def _held(cache: PolicyCache, layers: int) -> int:

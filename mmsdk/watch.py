@@ -109,7 +109,7 @@ class Watch:
         Raises InputError, naming the frame by its number, for one that is no picture, has another size than the first or is not later than
         the one before; it is then as if it had not come.
         """
-        with self._alone():
+        with self._alone:
             held, arrived = self._now[0], self._now[1].push(frame, seconds)
             full = len(arrived.frames) == self._window
             self._now = (self._with(held, arrived), arrived.emptied()) if full else (held, arrived)

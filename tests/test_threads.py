@@ -88,18 +88,18 @@ def hasty() -> Iterator[None]:
 
 def test_one_thread_at_a_time_and_never_the_same_one_twice() -> None:
     alone = Exclusive("thing")
-    with alone():
-        other = Aside(lambda: alone().__enter__())
+    with alone:
+        other = Aside(lambda: alone.__enter__())
         assert not other.begin(SOON)
-        with pytest.raises(InputError, match="thing: this thread is still changing it"), alone():
+        with pytest.raises(InputError, match="thing: this thread is still changing it"), alone:
             pass
-        with copy.deepcopy(alone)():
+        with copy.deepcopy(alone):
             pass
     assert other.done() and not other.raised
     broken = Exclusive("thing")
-    with pytest.raises(KeyboardInterrupt), broken():
+    with pytest.raises(KeyboardInterrupt), broken:
         raise KeyboardInterrupt
-    assert Aside(lambda: broken().__enter__()).begin(LONG)
+    assert Aside(lambda: broken.__enter__()).begin(LONG)
 
 
 def test_who_is_interrupted_at_the_door_holds_nothing() -> None:
@@ -114,9 +114,9 @@ def test_who_is_interrupted_at_the_door_holds_nothing() -> None:
     before = sys.getprofile()
     sys.setprofile(interrupt)
     with pytest.raises(KeyboardInterrupt) as raised:
-        alone().__enter__()
+        alone.__enter__()
     sys.setprofile(before)
-    assert Aside(lambda: alone().__enter__()).begin(LONG) and raised.tb is not None
+    assert Aside(lambda: alone.__enter__()).begin(LONG) and raised.tb is not None
 
 
 def test_what_is_pushed_amid_an_answer_that_is_kept_comes_behind_it(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ TITLES = {
     "needle": "Needles: the right digits of a number hidden in a long text",
     "clip": "Long clips: right answers to questions about them",
 }
+# Behind the name of a policy in a result, as `mmsdk.apps.memory.rows` writes it: this row is of a stream that goes on for long.
 GOING = ", going on"
 
 

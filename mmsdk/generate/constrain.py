@@ -25,7 +25,8 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from mmsdk.errors import InputError, MmsdkError, ModelError
-from mmsdk.generate.sealed import COSTLY, LIMITS, LOST, POSSIBLE, Form, LostError, Vocabulary, checked
+from mmsdk.generate.forks import COSTLY, LIMITS, LOST, LostError, Vocabulary
+from mmsdk.generate.sealed import POSSIBLE, Form, checked
 from mmsdk.vision.values import shown
 
 __all__ = ["ANY", "COSTLY", "FREE", "Constraint", "Free", "Guide", "Guided", "LostError", "Schema", "Written", "guide_of", "masked"]

@@ -129,7 +129,21 @@ def test_lines_of_a_pipe_are_answered_one_object_each(
     assert second["tokens"]["recalled"] >= first["tokens"]["prompt"] and second["tokens"]["visual"] == first["tokens"]["visual"]
     # the second question is forgotten, and there is a second picture behind the first
     assert third["tokens"]["visual"] > first["tokens"]["visual"] and third["tokens"]["recalled"] > first["tokens"]["visual"]
-    assert shown.err.count("\n") == 2 and "Never" not in shown.out
+    told = [line for line in shown.err.splitlines() if line.startswith("(")]
+    assert told == ["(forgotten: And beside it?)", f"({rocket} goes with the next question)", "(told before the conversation)"]
+    assert shown.err.count("\n") == 5 and "Never" not in shown.out
+
+
+def test_commands_of_a_pipe_say_what_they_did(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard(monkeypatch, "/turns", "/undo", "What?", "And?", "/drop 1", "/undo", "/turns", "/drop 1")
+    assert main(words) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("(", "mmsdk:"))]
+    refused = "mmsdk: turn: nothing was asked yet"
+    assert [line.partition(", so ")[0] for line in told] == [
+        "(nothing was asked yet)", refused, "(forgotten: What?)", "(forgotten: And?)", "(nothing was asked yet)", refused,
+    ]  # fmt: skip
 
 
 def test_turns_are_edited_dropped_listed_and_saved(

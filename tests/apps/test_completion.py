@@ -29,6 +29,8 @@ TYPED = [
     (["ask", "--seed", ""], []),
     (["ask", "--kv", "in"], ["int8", "int4", "int2"]),
     (["ask", "--kv", "snap"], ["snapkv:"]),
+    (["ask", "--model", ""], ["mini"]),
+    (["imagine", "--model", ""], []),
     (["serve", "--dtype", "int"], []),
     (["serve", "--dtype", "b"], ["bfloat16"]),
     (["bench", ""], BENCHES),

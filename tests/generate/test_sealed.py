@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from mmsdk.errors import InputError
-from mmsdk.generate import constrain, sealed
+from mmsdk.generate import constrain, forks, sealed
 from mmsdk.generate.constrain import Constraint, Guide, LostError, guide_of, masked
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
@@ -133,7 +133,7 @@ def children(process: int) -> set[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system does not tell of its processes")
 def test_processes_end_with_the_answers_that_they_are_for(words: TextTokenizer, led: Callable[[dict[str, Any]], Guide]) -> None:
-    first = sealed._begun(constrain._vocabulary(words, frozenset({END}), V), os.getpid())._process.pid
+    first = forks.begun(constrain._vocabulary(words, frozenset({END}), V), os.getpid())._process.pid
     before = children(first)
     guide = led({"const": "nowhere else"})
     (begun,) = children(first) - before
@@ -153,12 +153,12 @@ def interrupted(*_: Any) -> bool:
 
 
 def test_an_order_that_was_interrupted_leaves_no_reply_to_the_next(words: TextTokenizer) -> None:
-    cell = sealed._Cell(sealed.Vocabulary())
+    cell = forks.Cell(forks.Vocabulary())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "poll", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cell.order(4.0, "check", 0, "start: what is this")
-    assert cell.order(4.0, "check", 0, 'start: "a"') is None and cell.why.startswith(sealed.LOST) and cell.gone
+    assert cell.order(4.0, "check", 0, 'start: "a"') is None and cell.why.startswith(forks.LOST) and cell.gone
     form = Constraint.of(schema={"enum": ["interrupted", 7]}), words, frozenset({END}), V
     wanted, other = allowed(guide_of(*form)), guide_of(*form)
     with pytest.MonkeyPatch.context() as patch:
@@ -178,25 +178,25 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="th
 def test_only_the_end_that_a_limit_brings_is_told_as_the_forms_fault(ending: signal.Signals) -> None:
     """A process that the system ends, as where memory is short, is lost, and whoever asks again has another one."""
     sealed.checked('start: "a"')
-    first = sealed._begun(sealed.Vocabulary(), os.getpid())._process.pid
-    before, cell = children(first), sealed._Cell(sealed.Vocabulary())
+    first = forks.begun(forks.Vocabulary(), os.getpid())._process.pid
+    before, cell = children(first), forks.Cell(forks.Vocabulary())
     assert cell.order(4.0, "check", 0, 'start: "a"') is not None
     (copy,) = children(first) - before
     threading.Timer(0.2, os.kill, (copy, ending)).start()
     grammar = constrain._NO_SPACE + f"body: %json {json.dumps(COSTLY)}"
     assert cell.order(30.0, "check", 0, grammar) is None
     limit = ending in (signal.SIGPROF, signal.SIGABRT)
-    assert cell.why.startswith(sealed.COSTLY if limit else sealed.LOST) and cell.gone
+    assert cell.why.startswith(forks.COSTLY if limit else forks.LOST) and cell.gone
 
 
 @needs_proc
 def test_a_form_that_could_not_be_compiled_again_once_is_not_refused_for_good(words: TextTokenizer) -> None:
     vocabulary = constrain._vocabulary(words, frozenset({END}), V)
     form = Constraint.of(schema={"enum": ["again", 8]}), words, frozenset({END}), V
-    before = children(sealed._first(vocabulary)._process.pid)
+    before = children(forks.first(vocabulary)._process.pid)
     guide = guide_of(*form)
     wanted = allowed(guide)
-    (copy,) = children(sealed._first(vocabulary)._process.pid) - before
+    (copy,) = children(forks.first(vocabulary)._process.pid) - before
     os.kill(copy, signal.SIGKILL)
     guide.push(wanted[0])
     assert isinstance(guide.problem, LostError) and "ask again" in str(guide.problem)
@@ -205,11 +205,11 @@ def test_a_form_that_could_not_be_compiled_again_once_is_not_refused_for_good(wo
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sealed, "_first", busy)
+        patch.setattr(forks, "first", busy)
         with pytest.raises(LostError, match="ask again"):
             guide_of(*form)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sealed._Cell, "told", lambda *_: sealed.COSTLY)
+        patch.setattr(forks.Cell, "told", lambda *_: forks.COSTLY)
         assert isinstance(guide_of(*form).problem, InputError)
     again = guide_of(*form)
     assert again.problem is None and allowed(again) == wanted
@@ -224,13 +224,13 @@ def test_a_first_process_that_cannot_be_begun_is_one_error(monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "Popen", busy)
     monkeypatch.setattr(sys, "unraisablehook", others.append)
     with pytest.raises(LostError, match="cannot be begun"):
-        sealed._Cell(sealed.Vocabulary(ends=(1, 2, 3)))
+        forks.Cell(forks.Vocabulary(ends=(1, 2, 3)))
     gc.collect()
     assert not others
 
 
 def test_a_process_that_was_ended_from_outside_is_begun_anew(led: Callable[[dict[str, Any]], Guide]) -> None:
-    checking = sealed._begun(sealed.Vocabulary(), os.getpid())
+    checking = forks.begun(forks.Vocabulary(), os.getpid())
     os.kill(checking._process.pid, signal.SIGKILL)
     checking._process.wait()
     assert allowed(led({"enum": ["after that", 4]}))

@@ -108,7 +108,7 @@ class DualMemory:
 
     def reset(self) -> None:
         """A new episode: nothing that was seen counts any more. Waits for another thread's `acting`."""
-        with self._alone():
+        with self._alone:
             self.slow_queue.clear()
             self.fast_queue.clear()
             self._turns = ()
@@ -119,7 +119,7 @@ class DualMemory:
 
         One after another where there are several threads. Raises InputError where its own thread is still amid one.
         """
-        with self._alone(), self._unless_raised():
+        with self._alone, self._unless_raised():
             yield
 
     @contextmanager

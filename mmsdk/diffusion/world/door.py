@@ -106,7 +106,7 @@ class World:
 
     def close(self) -> None:
         """Forget everything; `reset` begins anew."""
-        with self._alone():
+        with self._alone:
             self._forget()
 
     @property
@@ -147,7 +147,7 @@ class World:
             raise InputError(f"{shown(seed)} and {shown(steps)}, expected whole numbers from 0 and 1 on, below 2**63", item="seed, steps")
         condition, towards = self.model.imaginer.asked(text, scale_of(guidance))
         caching, picture = step_cache(cache), None if first is None else self._latents(load_image(first))
-        with self._alone():
+        with self._alone:
             self._forget()
             self._memory = WorldMemory(self._folder, self._paging, self._hybrid)
             self._generator = torch.Generator().manual_seed(int(seed))
@@ -162,7 +162,7 @@ class World:
         Raises InputError before `reset`, and for an action that there is not, before anything has changed. A step that is broken off, by
         Ctrl-C for one, ends the world: some layers would remember it and others not. So does a frame that is not finite, a ModelError.
         """
-        with self._alone():
+        with self._alone:
             self._begun()
             if self.model.moves:
                 self._place = self.model.moved(self._place, action)
