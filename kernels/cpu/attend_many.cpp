@@ -7,20 +7,8 @@
 
 #include <algorithm>
 
+#include "attend_many.h"
 #include "many.h"
-
-// Where one side of attention lies: strides from row to row of the batch, from head to head, and from token to token, in elements.
-struct Strides {
-    long row, head, token;
-};
-
-// `behind`: query i sees the entries up to i + behind, unless there is a bias [s, t] for it, which then says it all.
-struct Attention {
-    const bf16 *queries, *keys, *values, *bias;
-    Strides query, key, value, biased;
-    long b, h, g, s, t, d, behind, tiles;
-    float scale;
-};
 
 namespace {
 
@@ -213,7 +201,6 @@ void see(const Attention &a, const Packed &packed, const Bench &bench, const bf1
 
 extern "C" {
 
-// out[b, s, h, d]: softmax(q k^T scale) v. What sees nothing becomes 0.
 void attend_many(const Attention *given, bf16 *out) {
     static thread_local Kept<bf16> kept;
     const Attention &a = *given;
@@ -229,7 +216,7 @@ void attend_many(const Attention *given, bf16 *out) {
             static thread_local Kept<float> large;
             static thread_local Kept<Span> spans;
             const long pieces = packed.tokens / 32;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
             for (long task = 0; task < some * pieces; task++) {
                 const long pair = task / pieces, row = (begin + pair) / a.g, head = (begin + pair) % a.g;
                 packed.pack(a, a.keys + row * a.key.row + head * a.key.head, a.values + row * a.value.row + head * a.value.head,

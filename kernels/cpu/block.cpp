@@ -80,10 +80,10 @@ void block_project(const Block *block, const bf16 *x, bf16 *out, long m) {
 #pragma omp parallel
         {
             Tiles tiles(16);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 8)
             for (long i = 0; i < rows; i++)
                 centred_rows(x + (begin + i) * width, block->norm1, block->bias1, block->eps, width, normed + i * width);
-            multiply(block->qkv, normed, rows, tiles_of(n), in_order, rounded(out + begin * n, n));
+            multiply(block->qkv, normed, rows, tiles_of(n), in_order, {nullptr, out + begin * n, n}, rounded(out + begin * n, n));
         }
     }
 }
@@ -93,7 +93,7 @@ void block_add(const Block *block, const bf16 *x, const bf16 *seen, bf16 *out, l
 #pragma omp parallel
     {
         Tiles tiles(16);
-        multiply(block->o, seen, m, tiles_of(block->width), in_order, added(x, block->scale1, out, block->width));
+        multiply(block->o, seen, m, tiles_of(block->width), in_order, {x, out, block->width}, added(x, block->scale1, out, block->width));
     }
 }
 
@@ -108,15 +108,16 @@ void block_feed(const Block *block, const bf16 *x, bf16 *out, long m) {
 #pragma omp parallel
         {
             Tiles tiles(16);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 8)
             for (long i = 0; i < rows; i++)
                 centred_rows(before + i * width, block->norm2, block->bias2, block->eps, width, normed + i * width);
-            multiply(block->up, normed, rows, tiles_of(inner), in_order,
+            multiply(block->up, normed, rows, tiles_of(inner), in_order, {nullptr, hidden, inner},
                      [=](long i, const Columns &left, const Columns &right, __m512 one, __m512 two) {
                          narrow(left.lanes, activated(one, activation), hidden + i * inner + left.at);
                          narrow(right.lanes, activated(two, activation), hidden + i * inner + right.at);
                      });
-            multiply(block->down, hidden, rows, tiles_of(width), in_order, added(before, block->scale2, out + begin * width, width));
+            bf16 *after = out + begin * width;
+            multiply(block->down, hidden, rows, tiles_of(width), in_order, {before, after, width}, added(before, block->scale2, after, width));
         }
     }
 }

@@ -46,18 +46,25 @@ void four_by_tiles(const bf16 *a, const bf16 *below, long bytes, long a_step, co
 }
 
 // Eight rows of it by vectors: a pair of a's columns in every lane, times the pair of sixteen rows of b. Sixteen sums are enough that none
-// waits for the one before, and eight rows as far apart as a large power of two still lie in the nearest cache together.
+// waits for the one before, and eight rows as far apart as a large power of two still lie in the nearest cache together. What lies so many
+// bytes `ahead` of a is brought near meanwhile.
 template <bool MORE>
-void eight_by_vectors(const bf16 *a, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step, long steps, float *c) {
+void eight_by_vectors(const bf16 *a, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step, long steps, float *c,
+                      long ahead) {
     __m512 left[8], right[8];
+#pragma GCC unroll 8
     for (int r = 0; r < 8; r++) {
         left[r] = MORE ? _mm512_load_ps(c + r * PAIR) : _mm512_setzero_ps();
         right[r] = MORE ? _mm512_load_ps(c + r * PAIR + 16) : _mm512_setzero_ps();
     }
-    for (long i = 0; i < steps; i++)
+    for (long i = 0; i < steps; i++) {
+        if (ahead)
+#pragma GCC unroll 8
+            for (int r = 0; r < 8; r++) _mm_prefetch((const char *)(a + i * a_step) + r * bytes + ahead, _MM_HINT_T1);
         for (long pairs = 0; pairs < 16; pairs++) {
             const long at = i * b_step + pairs * 32;
             const __m512bh one = pair(_mm512_load_si512(b + at)), two = pair(_mm512_load_si512(beside + at));
+#pragma GCC unroll 8
             for (int r = 0; r < 8; r++) {
                 int both;
                 __builtin_memcpy(&both, (const char *)(a + i * a_step + 2 * pairs) + r * bytes, 4);
@@ -66,6 +73,8 @@ void eight_by_vectors(const bf16 *a, long bytes, long a_step, const bf16 *b, con
                 right[r] = _mm512_dpbf16_ps(right[r], every, two);
             }
         }
+    }
+#pragma GCC unroll 8
     for (int r = 0; r < 8; r++) {
         _mm512_store_ps(c + r * PAIR, left[r]);
         _mm512_store_ps(c + r * PAIR + 16, right[r]);
@@ -74,17 +83,17 @@ void eight_by_vectors(const bf16 *a, long bytes, long a_step, const bf16 *b, con
 
 // c[32][32] = two tiles of a, one below the other, times two of b, one beside the other, over so many steps of 32 columns, added to what c
 // holds where there is MORE; only the first `rows` of c are wanted. By `tiles` of AMX, or by vectors, which read the same operands.
-// What else is to be done, `aside` does at every step.
+// What else is to be done, `aside` does at every step; vectors bring near what lies `ahead` of a.
 template <bool MORE, class Aside>
 void four(bool tiles, long rows, const bf16 *a, const bf16 *below, long bytes, long a_step, const bf16 *b, const bf16 *beside, long b_step,
-          long steps, float *c, Aside aside) {
+          long steps, float *c, Aside aside, long ahead = 0) {
     if (tiles) {
         four_by_tiles<MORE>(a, below, bytes, a_step, b, beside, b_step, steps, c, aside);
         return;
     }
     for (long r = 0; r < rows; r += 8)
         eight_by_vectors<MORE>((const bf16 *)((const char *)(r < 16 ? a : below) + r % 16 * bytes), bytes, a_step, b, beside, b_step, steps,
-                               c + r * PAIR);
+                               c + r * PAIR, ahead);
     for (long i = 0; i < steps; i++) aside(i);
 }
 

@@ -8,6 +8,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "many.h"
 
@@ -59,6 +60,34 @@ void lay_across(const Matrix &a, long row, bf16 *to) {
     if (a.kind == INT4) int4_across(a, row / TILE, to);
 }
 
+// Rows of a matrix as they are stored, brought near: so many cache lines of tiles from `first` on, a share of them at each of so many calls.
+struct Coming {
+    const Matrix &a;
+    long first, lines, calls, row, call = 0;
+    Coming(const Matrix &a, long first, long tiles, long calls) : a(a), first(first), calls(calls) {
+        row = a.kind == INT4 ? up(a.columns, a.group) / 2 : a.kind == INT8 ? a.columns : 2 * a.columns;
+        lines = tiles * row * TILE / 64;
+    }
+    template <class RowOf>
+    void bring(RowOf row_of) {
+        const long each = row * TILE / 64, end = lines * (call + 1) / calls;
+        for (long line = lines * call++ / calls; line < end; line++)
+            _mm_prefetch((const char *)a.weights + row_of(first + line / each) * row + line % each * 64, _MM_HINT_T1);
+    }
+};
+
+// What is read and written as products are taken: rows of so many numbers, of which a pair of tiles touches 32.
+struct Touched {
+    const bf16 *read, *written;
+    long row;
+    void bring(long begin, long rows, long column) const {
+        for (long i = begin; i < begin + rows; i++) {
+            if (read) _mm_prefetch((const char *)(read + i * row + column), _MM_HINT_T0);
+            __builtin_prefetch(written + i * row + column, 1);
+        }
+    }
+};
+
 // What belongs to sixteen columns of a product.
 struct Columns {
     long at;
@@ -84,15 +113,18 @@ auto rounded(bf16 *out, long n) {
     };
 }
 
-// An even number of tiles for a panel, so that the threads end together.
-long panel_tiles(long tiles, long k, long threads) {
+// The first tile of each panel, and the end of the last one. Panels are even, and such that the threads end together: by tiles all of one
+// size, by vectors ever smaller ones towards the end, as these take longer, and not every core is as fast as the next at every moment.
+void cut_panels(long tiles, long k, long threads, bool by_tiles, std::vector<long> &bounds) {
     const long most = std::max(2l, PANEL / (k * 2 * TILE) / 2 * 2);
     long best = 2, cost = tiles * threads * 2;
     for (long size = 2; size <= most; size += 2) {
         const long each = (up(tiles, size) / size + threads - 1) / threads * size;
         if (each <= cost) best = size, cost = each;
     }
-    return best;
+    bounds.clear();
+    for (long at = 0; at < tiles; at += by_tiles ? best : std::clamp((tiles - at) / (4 * threads) * 2, 2l, most)) bounds.push_back(at);
+    bounds.push_back(tiles);
 }
 
 // A product of 32 rows and 32 columns that is yet to be taken.
@@ -101,15 +133,18 @@ struct Taken {
     long begin, rows, left, right;
 };
 
-// x[m, k] times a matrix, its tiles in the order of `row_of`: take(row of x, first column and what belongs to sixteen, twice, and values).
-// To be called by all threads of a region, which wait for each other at the end.
+// x[m, k] times a matrix, its tiles in the order of `row_of`: take(row of x, first column and what belongs to sixteen, twice, and values),
+// which touches what it is told to. To be called by all threads of a region, which wait for each other at the end.
 template <class RowOf, class Take>
-void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, Take take) {
+void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, Touched touched, Take take) {
     static thread_local Kept<bf16> panels, tails;
-    const long k = a.columns, steps = k / 32, threads = omp_get_num_threads(), size = panel_tiles(tiles, k, threads);
-    const long panels_all = up(tiles, size) / size, blocks = up(m, PAIR) / PAIR;
+    static thread_local std::vector<long> bounds;
+    const bool by_tiles = a.tiles && tiles_allowed();
+    const long k = a.columns, steps = k / 32, threads = omp_get_num_threads();
+    cut_panels(tiles, k, threads, by_tiles, bounds);
+    const long panels_all = bounds.size() - 1, blocks = up(m, PAIR) / PAIR;
     const long parts = std::min(blocks, (threads + panels_all - 1) / panels_all);
-    bf16 *panel = panels.of(size * k * TILE), *tail = tails.of(PAIR * k);
+    bf16 *panel = panels.of(up(bounds[1], 2) * k * TILE), *tail = tails.of(PAIR * k);
     if (m % PAIR) {
         const long rest = m % PAIR * k;
         std::copy_n(x + m / PAIR * PAIR * k, rest, tail);
@@ -118,18 +153,21 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
     const auto row = [=](long t) { return t < tiles ? row_of(t) : a.rows; };
     Taken both[2];
     for (Taken &one : both) one.rows = one.left = one.right = 0;
-    const bool by_tiles = a.tiles && tiles_allowed();
     long turn = 0;
     const long each = (PAIR + steps - 1) / steps;
     const auto take_rows = [&](const Taken &done, const Columns &left, const Columns &right, long from, long to) {
         for (long i = from; i < std::min(to, done.rows); i++)
             take(done.begin + i, left, right, left(done.c + i * PAIR), right(done.c + i * PAIR + 16));
     };
-#pragma omp for schedule(static, 1)
+#pragma omp for schedule(dynamic, 1)
     for (long task = 0; task < panels_all * parts; task++) {
-        const long first = task / parts * size, count = std::min(size, up(tiles - first, 2)), part = task % parts;
+        const long first = bounds[task / parts], last = bounds[task / parts + 1], count = up(last - first, 2), part = task % parts;
         const long begin = blocks * part / parts, end = blocks * (part + 1) / parts;
-        for (long t = first; t < std::min(first + count, tiles); t++) lay_across(a, row_of(t), panel + (t - first) * k * TILE);
+        for (long t = first; t < last; t++) lay_across(a, row_of(t), panel + (t - first) * k * TILE);
+        // Likely the thread's next panel.
+        const long next = std::min((task + threads) / parts, panels_all);
+        const bool other = !by_tiles && next < panels_all && bounds[next] != first;
+        Coming coming(a, bounds[next], other ? bounds[next + 1] - bounds[next] : 0, (end - begin) * count / 2);
         for (long block = begin; block < end; block++) {
             const long rows = std::min(PAIR, m - block * PAIR);
             const bf16 *from = rows < PAIR ? tail : x + block * PAIR * k;
@@ -137,8 +175,12 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
                 const bf16 *b = panel + t * k * TILE;
                 const Taken &done = both[turn ^ 1];
                 const Columns left(a, done.left), right(a, done.right);
+                // Vectors take so long that all of this is here by then.
+                if (!by_tiles) touched.bring(block * PAIR, rows, row(first + t));
+                coming.bring(row_of);
                 four<false>(by_tiles, rows, from, from + 16 * k, 2 * k, 32, b, first + t + 1 < tiles ? b + k * TILE : b, SIZE, steps,
-                            both[turn].c, [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); });
+                            both[turn].c, [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); },
+                            t || block + 1 == end ? 0 : 2 * PAIR * k);
                 both[turn].begin = block * PAIR, both[turn].rows = rows;
                 both[turn].left = row(first + t), both[turn].right = row(first + t + 1);
             }

@@ -1,10 +1,22 @@
 // A decoder layer for the many rows of a prompt: products of tiles, and everything on the way but attention.
 //
-// project_many: x -> norm -> q k v, q and k turned.    finish_many: o, residual, norm, gated MLP, residual.
+// project_many: x -> norm -> q k v, q and k turned.    finish_many: o, residual, norm, gated MLP, residual.    read_many: layer after layer.
 //
 // Letters: m rows of x, h heads over g of keys and values, d the width of a head.
 
+#include "attend_many.h"
 #include "panels.h"
+
+// That of decode.cpp, of at most so many rows.
+constexpr long FEW = 16;
+extern "C" void finish(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out, long m);
+
+// Where keys and values of tokens lie: strides of the heads, and, where there are tokens `behind` the new ones, from which element on those
+// and the new ones stand together.
+struct Memory {
+    Strides strides;
+    long start, behind;
+};
 
 namespace {
 
@@ -32,6 +44,37 @@ void turned(bf16 *head, const bf16 *cosine, const bf16 *sine, float scale, long 
     }
 }
 
+// out[m, h + 2 g, d] from the stream x[m, width]; cosine and sine are [m, d / 2]. What becomes of each key and value, 2 g a row, `keep` is
+// told: (row, which, values).
+template <class Keep>
+void project_rows(const Layer *layer, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *out, long m, Keep keep) {
+    static thread_local Kept<bf16> kept;
+    const long width = layer->width, d = layer->head_dim, h = layer->heads, turning = h + layer->kv_heads, all = turning + layer->kv_heads;
+    const long n = all * d;
+    bf16 *normed = kept.of(std::min(m, MOST) * width);
+    for (long begin = 0; begin < m; begin += MOST) {
+        const long rows = std::min(MOST, m - begin);
+        bf16 *to = out + begin * n;
+#pragma omp parallel
+        {
+            Tiles tiles(16);
+#pragma omp for schedule(dynamic, 8)
+            for (long i = 0; i < rows; i++) normalised(x + (begin + i) * width, layer->norm1, layer->eps, width, normed + i * width);
+            multiply(layer->qkv, normed, rows, tiles_of(n), in_order, {nullptr, to, n}, rounded(to, n));
+#pragma omp for schedule(dynamic, 8)
+            for (long i = 0; i < rows; i++)
+                for (long head = 0; head < all; head++) {
+                    bf16 *values = to + i * n + head * d;
+                    const bf16 *norm = head < h ? layer->q_norm : layer->k_norm;
+                    if (head < turning && norm) normalised(values, norm, layer->eps, d, values);
+                    const long at = (begin + i) * d / 2;
+                    if (head < turning) turned(values, cosine + at, sine + at, head < h ? layer->query_scale : 1, d / 2);
+                    if (head >= h) keep(begin + i, head - h, values);
+                }
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -42,35 +85,13 @@ void product_many(const Matrix *a, const bf16 *x, bf16 *out, long m) {
 #pragma omp parallel
     {
         Tiles tiles(16);
-        multiply(*a, x, m, tiles_of(n), in_order, rounded(out, n));
+        multiply(*a, x, m, tiles_of(n), in_order, {nullptr, out, n}, rounded(out, n));
     }
 }
 
-// out[m, h + 2 g, d] from the stream x[m, width]; cosine and sine are [m, d / 2].
+// out[m, h + 2 g, d].
 void project_many(const Layer *layer, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *out, long m) {
-    static thread_local Kept<bf16> kept;
-    const long width = layer->width, d = layer->head_dim, turning = layer->heads + layer->kv_heads, n = (turning + layer->kv_heads) * d;
-    bf16 *normed = kept.of(std::min(m, MOST) * width);
-    for (long begin = 0; begin < m; begin += MOST) {
-        const long rows = std::min(MOST, m - begin);
-        bf16 *to = out + begin * n;
-#pragma omp parallel
-        {
-            Tiles tiles(16);
-#pragma omp for schedule(static)
-            for (long i = 0; i < rows; i++) normalised(x + (begin + i) * width, layer->norm1, layer->eps, width, normed + i * width);
-            multiply(layer->qkv, normed, rows, tiles_of(n), in_order, rounded(to, n));
-#pragma omp for schedule(static)
-            for (long i = 0; i < rows; i++)
-                for (long head = 0; head < turning; head++) {
-                    bf16 *values = to + i * n + head * d;
-                    const bool asks = head < layer->heads;
-                    const bf16 *norm = asks ? layer->q_norm : layer->k_norm;
-                    if (norm) normalised(values, norm, layer->eps, d, values);
-                    turned(values, cosine + (begin + i) * d / 2, sine + (begin + i) * d / 2, asks ? layer->query_scale : 1, d / 2);
-                }
-        }
-    }
+    project_rows(layer, x, cosine, sine, out, m, [](long, long, const bf16 *) {});
 }
 
 // out[m, width] = y + mlp(norm2(y)), y = x + o(seen).
@@ -93,16 +114,53 @@ void finish_many(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out,
 #pragma omp parallel
         {
             Tiles tiles(16);
-            multiply(layer->o, seen + begin * from, rows, tiles_of(width), in_order, added(before, stream));
-#pragma omp for schedule(static)
+            multiply(layer->o, seen + begin * from, rows, tiles_of(width), in_order, {before, stream, width}, added(before, stream));
+#pragma omp for schedule(dynamic, 8)
             for (long i = 0; i < rows; i++) normalised(stream + i * width, layer->norm2, layer->eps, width, normed + i * width);
             // A tile of gate stands beside the same of up.
-            multiply(layer->gate_up, normed, rows, 2 * inner / TILE, [=](long t) { return t / 2 * TILE + t % 2 * inner; },
+            multiply(layer->gate_up, normed, rows, 2 * inner / TILE, [=](long t) { return t / 2 * TILE + t % 2 * inner; }, {nullptr, gated, inner},
                      [=](long i, const Columns &left, const Columns &, __m512 gate, __m512 up) {
                          narrow(0xffff, _mm512_mul_ps(active(gate, gelu), up), gated + i * inner + left.at);
                      });
-            multiply(layer->down, gated, rows, tiles_of(width), in_order, added(stream, after));
+            multiply(layer->down, gated, rows, tiles_of(width), in_order, {stream, after, width}, added(stream, after));
         }
+    }
+}
+
+// Some layers one after the other, of s new tokens in each of b rows, x[b, s, width]; token i of all leaves its key and value at element
+// places[i] of every layer's keys and values. Each sees what stands before it in its row, the new ones and those that lie there already.
+// `before` is the stream in front of the last layer, `out` the one behind it, of the `last` so many tokens of every row. `work` has room for
+// qkv and for what heads saw of all tokens, and for the stream and what heads saw of the last ones.
+void read_many(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys,
+               bf16 *const *values, const long *places, const Memory *memory, bf16 *work, bf16 *before, bf16 *out, long b, long s, long last) {
+    const Layer &first = *layers[0];
+    const long m = b * s, width = first.width, h = first.heads, g = first.kv_heads, d = first.head_dim, all = (h + 2 * g) * d;
+    const long behind = memory->behind, step = memory->strides.head;
+    bf16 *qkv = work, *seen = qkv + m * all;
+    const Strides own = {s * all, d, all};
+    Attention asked = {qkv, nullptr, nullptr, nullptr, own, own, own, {0, 0, 0}, b, h, g, s, behind + s, d, behind, first.qkv.tiles,
+                       1 / std::sqrt((float)d)};
+    if (behind) asked.key = asked.value = memory->strides;
+    if (count == 1) std::copy_n(x, m * width, before);
+    for (long l = 0; l < count; l++) {
+        project_rows(layers[l], x, cosine, sine, qkv, m, [=](long i, long which, const bf16 *from) {
+            std::copy_n(from, d, which < g ? keys[l] + places[i] + which * step : values[l] + places[i] + (which - g) * step);
+        });
+        asked.keys = behind ? keys[l] + memory->start : qkv + h * d;
+        asked.values = behind ? values[l] + memory->start : qkv + (h + g) * d;
+        attend_many(&asked, seen);
+        if (l + 1 < count) {
+            finish_many(layers[l], x, seen, before, m);
+            x = before;
+            continue;
+        }
+        bf16 *stream = seen + m * h * d, *ends = stream + b * last * width;
+        for (long row = 0; row < b; row++) {
+            const long from = row * s + s - last;
+            std::copy_n(x + from * width, last * width, stream + row * last * width);
+            std::copy_n(seen + from * h * d, last * h * d, ends + row * last * h * d);
+        }
+        (b * last <= FEW ? finish : finish_many)(layers[l], stream, ends, out, b * last);
     }
 }
 

@@ -3,6 +3,7 @@
     qkv = project(layer, x, cos, sin)                    # [m, h + 2 g, d]
     seen = attend(query, keys, values, behind, biases)   # [b, h, s, d], a view of [b, s, h, d]
     x = finish(layer, x, seen)                           # [m, width]
+    x, before = read(layers, x, cos, sin, memory, last)  # all of it, layer after layer, storing the new keys and values
     out = product(matrix, x)                             # [m, n]
 
 Everything is bfloat16, summed in float32 and rounded where these functions give it back. Weights are read as they lie for decoding, and are
@@ -10,16 +11,18 @@ not copied. All of it needs `ready()`, and rows that `fits`, `takes` or `attends
 """
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.kernels.cpu.layer import Layer
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix
 
-__all__ = ["attend", "attends", "finish", "fits", "product", "project", "ready", "takes"]
+__all__ = ["Memory", "attend", "attends", "finish", "fits", "product", "project", "read", "reads", "ready", "takes"]
 
 # Columns of a tile; no head has more channels than this.
 _STEP, _WIDEST = 32, 256
@@ -34,6 +37,29 @@ class _Attention(ctypes.Structure):
         *((name, ctypes.c_long) for name in ("b", "h", "g", "s", "t", "d", "behind", "tiles")),
         ("scale", ctypes.c_float),
     ]
+
+
+class _Memory(ctypes.Structure):
+    """`Memory` of prompt.cpp."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("row", "head", "token", "start", "behind")]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where a prompt's pass leaves the keys and values of some layers, a piece of memory each, and finds those of the tokens `behind` it.
+
+    `places` are the first elements of the new tokens, row by row, and `strides` the steps from a row to the next, from a head to the next
+    and from a token to the next, in elements, the same for keys and values. Where tokens stand behind the new ones, as many in each row,
+    both together lie `strides` apart from element `start` on.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    places: Int[Tensor, " m"]
+    strides: tuple[int, int, int]
+    behind: int = 0
+    start: int = 0
 
 
 def ready() -> bool:
@@ -80,6 +106,34 @@ def finish(layer: Layer, x: Float[Tensor, "m w"], seen: Float[Tensor, "m n"]) ->
     out = torch.empty_like(x)
     _functions().finish_many(ctypes.byref(layer.fields), x.data_ptr(), seen.data_ptr(), out.data_ptr(), len(x))
     return out
+
+
+def reads(memory: Memory) -> bool:
+    """Whether `read` is for keys and values that lie so."""
+    keys, values = memory.keys[0], memory.values[0]
+    alike = keys.dtype == values.dtype == torch.bfloat16 and keys.stride() == values.stride() and keys.device.type == "cpu"
+    return alike and keys.shape == values.shape and keys.stride(-1) == 1 and keys.shape[-1] <= _WIDEST
+
+
+def read(
+    layers: Sequence[Layer], x: Float[Tensor, "b s w"], cos: Float[Tensor, "m f"], sin: Float[Tensor, "m f"], memory: Memory, last: int = 0
+) -> tuple[Float[Tensor, "b _ w"], Float[Tensor, "b s w"]]:
+    """The stream after these layers, of the `last` so many tokens of each row (all with 0), and before the last of them; m = b s.
+
+    A token sees those before it in its row, and all layers have the same sizes. `fits` must hold of each, and `reads` of the memory.
+    """
+    (b, s, width), count, fields = x.shape, len(layers), layers[0].fields
+    last = min(last, s) or s
+    heads, ends = fields.heads * fields.head_dim, b * last
+    work = x.new_empty(b * s * (2 * heads + 2 * fields.kv_heads * fields.head_dim) + ends * (width + heads))
+    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+    before, out = torch.empty_like(x), x.new_empty(b, last, width)
+    pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))
+    pieces = [(ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)) for parts in (memory.keys, memory.values)]
+    where = *pieces, memory.places.data_ptr(), ctypes.byref(_Memory(*memory.strides, memory.start, memory.behind))
+    given, found = (x.data_ptr(), cos.data_ptr(), sin.data_ptr()), (work.data_ptr(), before.data_ptr(), out.data_ptr())
+    _functions().read_many(pointers, count, *given, *where, *found, b, s, last)
+    return out, before
 
 
 def attends(query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b g t e"], values: Float[Tensor, "b g t w"]) -> bool:

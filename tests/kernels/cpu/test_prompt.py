@@ -86,6 +86,37 @@ def test_a_layer_is_its_formula(kind: str, normed: bool, gelu: bool, tiles: bool
     close(prompt.project(one, x, cos, sin), torch.cat((turned, heads_of[:, h + g :]), 1), steps=3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("tiles", WAYS)
+@pytest.mark.parametrize(("b", "s", "behind", "last"), [(1, 37, 0, 0), (2, 19, 0, 1), (2, 40, 13, 0), (1, 18, 45, 18)])
+def test_layers_in_one_call_are_the_layers_one_by_one(b: int, s: int, behind: int, last: int, tiles: bool) -> None:
+    width, h, g, d, inner, m, t = 96, 6, 2, 16, 160, b * s, behind + s
+    shapes = {"qkv": ((h + 2 * g) * d, width), "o": (width, h * d), "gate_up": (2 * inner, width), "down": (width, inner)}
+    layers = []
+    for _ in range(3):
+        qkv, o, gate_up, down = (made("wide", numbers(*shape) * 0.2, tiles=tiles)[0] for shape in shapes.values())
+        norms = tuple((1 + 0.3 * numbers(width)).bfloat16() for _ in range(2))
+        layers.append(layer.Layer.of((qkv, o, gate_up, down), norms, (), (h, g, d), 1e-5, 1.0, False))
+    x, angles = numbers(b, s, width).bfloat16(), numbers(m, d // 2)
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    memory = numbers(2, len(layers), b, g, t + 2, d).bfloat16()
+    keys, values = (list(one) for one in memory.clone())
+    row, head, token, _ = keys[0].stride()
+    places = (torch.arange(b)[:, None] * row + torch.arange(behind, t) * token).flatten()
+    where = prompt.Memory(keys, values, places, (row, head, token), behind)
+    assert prompt.reads(where)
+    found, before = prompt.read(layers, x, cos, sin, where, last)
+    for one, kept, other, was in zip(layers, keys, values, memory.transpose(0, 1), strict=True):
+        if one is layers[-1]:
+            assert torch.equal(before, x)
+        query, key, value = prompt.project(one, x.flatten(0, 1), cos, sin).unflatten(0, (b, s)).transpose(1, 2).split((h, g, g), 1)
+        was[0][:, :, behind:t], was[1][:, :, behind:t] = key, value
+        assert torch.equal(kept, was[0]) and torch.equal(other, was[1])
+        seen = prompt.attend(query, was[0][:, :, :t], was[1][:, :, :t], behind, tiles=tiles)
+        x = prompt.finish(one, x.flatten(0, 1), seen.transpose(1, 2).reshape(m, -1)).view(b, s, width)
+    close(found, x[:, -last:].double(), steps=2)
+
+
 def laid(b: int, g: int, share: int, s: int, t: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries as they come from a product, keys in a memory with room behind, whatever stands there, and values token by token."""
     qkv = numbers(b, s, g * share + 2 * g, d).bfloat16()
