@@ -69,8 +69,8 @@ class Said:
 class Memory:
     """Of a process, in millions of bytes: the most it ever held, and what it holds now; none where the system does not tell.
 
-    `step` is what one token reads of the weights, and `work` the millions of operations that the products of the layers take for it, where
-    the engine is ours.
+    `step` is what one token reads of the weights, and `work` the millions of operations that the products of the layers take for each token
+    of a long prompt, where the engine is ours.
     """
 
     peak: float | None
@@ -92,7 +92,10 @@ class Engine(Protocol):
         ...
 
     def work(self) -> float | None:
-        """Millions of operations in the products of all layers for one token (a multiplication and an addition are two)."""
+        """Millions of operations in the products of the layers for a token of a prompt (a multiplication and an addition are two).
+
+        Of any but the last one the last layer only makes keys and values.
+        """
         ...
 
 
@@ -186,7 +189,7 @@ class _Ours:
     def say(self, asked: Say) -> Said:
         started = time.perf_counter()
         with torch.no_grad():
-            hidden, cache = self._run(asked.prompt, asked.tokens)
+            hidden, cache = self._run(asked.prompt, asked.tokens, last=1)
         config = GenerationConfig(max_tokens=asked.tokens)
         ids: list[int] = []
         stamps = []
@@ -199,7 +202,7 @@ class _Ours:
 
     @torch.no_grad()
     def read(self, asked: Read) -> float:
-        hidden, _ = self._run(asked.ids, 0)
+        hidden, _ = self._run(asked.ids, 0, last=0)
         targets = torch.tensor(asked.ids[1:])
         parts = zip(hidden[0, :-1].split(_SCORED), targets.split(_SCORED), strict=True)
         return sum(_lost(self.decoder.logits(part), wanted) for part, wanted in parts)
@@ -213,14 +216,15 @@ class _Ours:
 
     def work(self) -> float:
         config = self.decoder.config
-        outputs = (2 * config.heads + 2 * config.kv_heads) * config.head_dim + 3 * config.inner
-        return 2 * config.layers * config.width * outputs / 1e6
+        behind = config.heads * config.head_dim + 3 * config.inner
+        asking = (config.heads + 2 * config.kv_heads) * config.head_dim
+        return 2 * config.width * (config.layers * asking + (config.layers - 1) * behind) / 1e6
 
-    def _run(self, ids: Sequence[int], room: int) -> tuple[Tensor, DenseCache]:
+    def _run(self, ids: Sequence[int], room: int, last: int) -> tuple[Tensor, DenseCache]:
         config = self.decoder.config
         sizes = config.layers, 1, config.kv_heads, config.entry, len(ids) + room
         cache = DenseCache.allocate(*sizes, self.dtype, "cpu")
-        return self.decoder(self.decoder.embed(torch.tensor([ids])), torch.arange(len(ids))[None], cache), cache
+        return self.decoder(self.decoder.embed(torch.tensor([ids])), torch.arange(len(ids))[None], cache, last=last), cache
 
 
 class _Transformers:

@@ -241,7 +241,7 @@ def _prefilled(
     sizes = capacities(decoder, laid, cuts, room)
     check_copies(shape, memory, len(rows), max(sizes), room, copies, "num_beams, n")
     cache, known = memory.begin(shape, sizes, _searched(laid, keys, memory.page), copies, room)
-    run = prefill_into(decoder, [rest_of(*one) for one in zip(laid, known, strict=True)], cuts, cache, memory.chunk)
+    run = prefill_into(decoder, [rest_of(*one) for one in zip(laid, known, strict=True)], cuts, cache, memory.chunk, last=1)
     memory.learn(cache, keys)
     share = run.seconds / max(1, sum(len(row.sights) for row in rows))
     told = [_told(row, place, run, named(cuts[0].by), share) for place, row in enumerate(rows)] if cuts else list(rows)

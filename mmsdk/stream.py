@@ -285,7 +285,7 @@ class StreamSession:
         start = cache.position[0] + cache.shift[0]
         turns, following = tuple(axes + start for axes in laid.turns), tuple(place + start for place in laid.following)
         laid = dataclasses.replace(laid, positions=places, turns=turns, following=following)
-        return prefill_into(self._speaker, [laid], (), cache).hidden[:, -1]
+        return prefill_into(self._speaker, [laid], (), cache, last=1).hidden[:, -1]
 
     def _words(self, spans: tuple[Part, ...]) -> Laid:
         """Words, and what a model has learned to stand between them, in front of the decoder."""

@@ -66,10 +66,10 @@ def _together(vlm: VLM, compression: Compression, asked: Sequence[Asked]) -> Con
     words = [[_words(vlm, qa.question) for qa in one.questions] for one in asked]
     seen = [_seen(row, len(own[0])) for row, own in zip(laid.rows.values(), words, strict=True)]
     room = _ROOM + max(len(ids) for own in words for ids in own)
-    _, cache = prefilled(vlm.decoder, seen, (), room)
+    _, cache = prefilled(vlm.decoder, seen, (), room, last=1)
     copies = cache.select(torch.tensor([place for place, own in enumerate(words) for _ in own]))
     behind = [_laid(vlm, ids, len(one.embeddings)) for one, own in zip(seen, words, strict=True) for ids in own]
-    return Context(prefill_into(vlm.decoder, behind, (), copies).hidden[:, -1], copies)
+    return Context(prefill_into(vlm.decoder, behind, (), copies, last=1).hidden[:, -1], copies)
 
 
 def _words(vlm: VLM, question: str) -> tuple[int, ...]:

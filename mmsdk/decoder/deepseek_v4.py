@@ -154,13 +154,14 @@ class DeepseekV4Decoder(Decoder):
         positions: Int[Tensor, "b s"],
         cache: KVCache,
         mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
-    ) -> Float[Tensor, "b s w"]:
-        """Hidden states [b s stream] of the new tokens, final norm applied; the cache then holds them too.
+        last: int = 0,
+    ) -> Float[Tensor, "b _ w"]:
+        """Hidden states [b s stream] of the new tokens, or of the `last` so many alone, final norm applied; the cache holds all of them.
 
         `positions` count a row's tokens from 0 without a gap, -1 for padding, which gives something finite without a meaning.
         Raises InputError for a cache of another kind, for a mask, and as `ThreeLevelCache.advance` does.
         """
-        out: Tensor = self.norm(self.run(x, positions, cache, range(self.sizes.layers), mask)[0])
+        out: Tensor = self.norm(self.run(x, positions, cache, range(self.sizes.layers), mask, last=last)[0])
         return out
 
     def run(
@@ -173,7 +174,8 @@ class DeepseekV4Decoder(Decoder):
         turns: tuple[Int[Tensor, "*c b s"], ...] = (),
         deep: Sequence[Float[Tensor, "b s d"]] = (),
         reach: tuple[Int[Tensor, "b s"], ...] = (),
-    ) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
+        last: int = 0,
+    ) -> tuple[Float[Tensor, "b _ w"], Float[Tensor, "b s w"]]:
         """See `Decoder.run`: of all layers at once, and both are the stream after them, since before the last one there are several."""
         if not isinstance(cache, ThreeLevelCache):
             raise InputError(f"it is a {type(cache).__name__}; DeepSeek-V4 remembers in three levels, take decoder.memory()", item="cache")
@@ -183,7 +185,7 @@ class DeepseekV4Decoder(Decoder):
         assert layers == range(self.sizes.layers), "it runs whole: there is no one stream between two layers to stop at"
         parts = [self._through(*part, cache, layers) for part in zip(x.split(_PART, 1), positions.split(_PART, 1), strict=True)]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return out, out
+        return out[:, -last:], out
 
     def among(self, rows: Sequence[int]) -> "DeepseekV4Decoder":
         """The decoder of these rows of the batch: the same for all."""

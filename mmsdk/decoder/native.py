@@ -1,10 +1,10 @@
-"""Decode steps in C++ (`mmsdk.kernels.cpu`), where this machine and the decoder allow it.
+"""Decode steps and prompts in C++ (`mmsdk.kernels.cpu`), where this machine and the decoder allow it.
 
     hasten(decoder)     # after its weights are where they are to stay
 
-A step of a few rows costs what reading the weights costs, if nothing else comes on top: one call for all layers where the cache is one
-piece of memory or pages, else two or three a layer. Everything else (prompts, gradients, other dtypes, mixtures of experts, latent
-attention, adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
+A step of a few rows costs what reading the weights costs, and a prompt what its products cost, if nothing else comes on top: one call for
+all layers where the cache is one piece of memory or pages, else two or three a layer. Everything else (gradients, other dtypes, mixtures of
+experts, latent attention, adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ __all__ = ["NativeRun", "NativeStep", "hasten"]
 
 
 def hasten(decoder: Decoder, room: Room | None = None) -> None:
-    """Let decode steps go through C++, which is compiled at the first time. Nothing happens where that cannot be.
+    """Let decode steps and prompts go through C++, which is compiled at the first time. Nothing happens where that cannot be.
 
     The weights move to large pages, unless they were read into such a room, or the decoder was made from one whose weights moved.
     """
@@ -117,12 +117,14 @@ class NativeStep:
             return self.made is not None
         return rows.here(x) and prompt.ready() and (made := self.made) is not None and prompt.fits(made)
 
-    def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s w"]:
+    def __call__(
+        self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks, last: int = 0
+    ) -> Float[Tensor, "b _ w"]:
         """As the layer itself."""
         made, attention = self.made, self.layer.attention
         assert made is not None and isinstance(attention, SelfAttention), "asked whether it takes x"
         if not _takes(x):
-            return through(made, attention, x, rotation, cache, layer, masks)
+            return through(made, attention, x, rotation, cache, layer, masks, last)
         heads, kv_heads = attention.heads, attention.kv_heads
         qkv = native.project(made, x[:, 0], *_turns(rotation, len(x), attention.head_dim // 2))
         query, key, value = qkv.unsqueeze(2).split((heads, kv_heads, kv_heads), dim=1)
@@ -140,24 +142,45 @@ class NativeStep:
 
 
 class NativeRun:
-    """A decode step through several layers whose tokens are read where they lie."""
+    """A decode step, or a prompt whose rows are all as long, through several layers whose tokens are read where they lie."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
 
-    def __call__(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s w"], ...]:
+    def __call__(
+        self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range, last: int
+    ) -> tuple[Float[Tensor, "b _ w"], ...]:
         """See `Express`; the cache has made room for the tokens."""
-        if not _takes(x) or not isinstance(cache, DenseCache | PagedCache):
+        if not rows.here(x) or not isinstance(cache, DenseCache | PagedCache):
             return ()
+        if _takes(x):
+            return self._step(x, rotation, cache, layers)
+        return self._prompt(x, rotation, cache, layers, last) if x.shape[1] > 1 else ()
+
+    def _step(self, x: Float[Tensor, "b 1 w"], rotation: Rotation, cache: DenseCache | PagedCache, layers: range) -> tuple[Tensor, ...]:
         found = cache.place(layers)
         if not found or not native.attends(found[0].keys[0], found[0].values[0]) or not self._reads(found[0].aged):
             return ()
+        made = self._made(layers)
+        turns = _turns(rotation, len(x), self.decoder.config.head_dim // 2)
+        return tuple(part[:, None] for part in native.run(made, x[:, 0], *turns, found[0])) if made else ()
+
+    def _prompt(
+        self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: DenseCache | PagedCache, layers: range, last: int
+    ) -> tuple[Tensor, ...]:
+        found = cache.memory(layers, x.shape[1])
+        made = self._made(layers) if found and prompt.reads(found[0]) else []
+        if not made or not prompt.fits(made[0]):
+            return ()
+        half = self.decoder.config.head_dim // 2
+        cos, sin = (part.expand(len(x), 1, x.shape[1], half).reshape(-1, half).bfloat16() for part in (rotation.cos, rotation.sin))
+        return prompt.read(made, x, cos, sin, found[0], last)
+
+    def _made(self, layers: range) -> list[native.Layer]:
+        """All of these layers as the library takes them, or none where it does not take each."""
         steps = [layer.shortcut for layer in self.decoder.layers[layers.start : layers.stop] if isinstance(layer, Layer)]
         made = [one for step in steps if isinstance(step, NativeStep) and (one := step.made) is not None and _plain(step.layer)]
-        if len(made) < len(layers):
-            return ()
-        turns = _turns(rotation, len(x), self.decoder.config.head_dim // 2)
-        return tuple(part[:, None] for part in native.run(made, x[:, 0], *turns, found[0]))
+        return made if len(made) == len(layers) else []
 
     def _reads(self, aged: Aged | None) -> bool:
         """Whether what is kept in fewer bits, if anything, has few queries a head."""

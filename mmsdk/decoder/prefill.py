@@ -54,17 +54,20 @@ def capacities(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room
     return [widths[sum(cut.layer <= layer for cut in cuts)] + room for layer in range(decoder.config.layers)]
 
 
-def prefilled(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room: int) -> tuple[Thinned, DenseCache]:
-    """Run prompts through the decoder in one pass, into a cache with space for `room` more tokens a row."""
+def prefilled(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], room: int, last: int = 0) -> tuple[Thinned, DenseCache]:
+    """Run prompts through the decoder in one pass, into a cache with space for `room` more tokens a row; `last` as in `prefill_into`."""
     config, first, sizes = decoder.config, rows[0].embeddings, capacities(decoder, rows, cuts, room)
     cache = DenseCache.allocate(config.layers, len(rows), config.kv_heads, config.entry, sizes, first.dtype, first.device)
-    return prefill_into(decoder, rows, cuts, cache), cache
+    return prefill_into(decoder, rows, cuts, cache, last=last), cache
 
 
-def prefill_into(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], cache: KVCache, chunk: int = sys.maxsize) -> Thinned:
+def prefill_into(
+    decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], cache: KVCache, chunk: int = sys.maxsize, last: int = 0
+) -> Thinned:
     """Run prompts through the decoder into a cache, at most `chunk` tokens of a row at one time.
 
-    Shorter prompts are padded in front, where positions of -1 keep the padding out of sight of everything.
+    Shorter prompts are padded in front, where positions of -1 keep the padding out of sight of everything. Whoever waits for the next token
+    alone asks for hidden states of the `last` one: of the others the last layer then only makes keys and values.
     """
     config, first, width = decoder.config, rows[0].embeddings, _widths(rows, cuts)[0]
     embeddings = first.new_zeros(len(rows), width, config.width)
@@ -82,7 +85,7 @@ def prefill_into(decoder: Decoder, rows: Sequence[Laid], cuts: Sequence[Cut], ca
     if rows[0].mass:
         assert isinstance(cache, DenseCache), "no other cache was to be begun"
         cache.weigh(positions, torch.stack([F.pad(row.mass[0], (width - len(row.embeddings), 0)) for row in rows]))
-    run = thin(decoder, embeddings, positions, cache, [row.spans for row in rows], cuts, chunk, deep, turns)
+    run = thin(decoder, embeddings, positions, cache, [row.spans for row in rows], cuts, chunk, deep, turns, last)
     if turns:
         cache.turn(torch.stack([behind for row in rows for behind in row.following]))
     return run

@@ -20,9 +20,19 @@ __all__ = ["through"]
 
 
 def through(
-    made: native.Layer, attention: SelfAttention, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks
-) -> Float[Tensor, "b s w"]:
-    """The stream after the layer; `prompt.fits` must hold, and x be bfloat16 without gradients."""
+    made: native.Layer,
+    attention: SelfAttention,
+    x: Float[Tensor, "b s w"],
+    rotation: Rotation,
+    cache: KVCache,
+    layer: int,
+    masks: Masks,
+    last: int,
+) -> Float[Tensor, "b _ w"]:
+    """The stream after the layer, of the `last` so many tokens or, with 0, of all.
+
+    `prompt.fits` must hold, and x be bfloat16 without gradients.
+    """
     (b, s, width), half = x.shape, attention.head_dim // 2
     cos, sin = (part.expand(b, 1, s, half).reshape(-1, half).bfloat16().contiguous() for part in (rotation.cos, rotation.sin))
     flat = x.reshape(-1, width)
@@ -33,4 +43,7 @@ def through(
     else:
         view = cache.append(layer, key, value)
         seen = attention.core(query, view, masks.of(view))
-    return prompt.finish(made, flat, seen.transpose(1, 2).reshape(b * s, -1)).view(b, s, width)
+    ends, seen = x[:, -last:].reshape(-1, width), seen.transpose(1, 2)[:, -last:].reshape(-1, attention.heads * attention.head_dim)
+    # where only some are asked for, they may be as few as those of a decode step
+    finish = native.finish if last and len(ends) <= native.FEW else prompt.finish
+    return finish(made, ends, seen).view(b, -1, width)

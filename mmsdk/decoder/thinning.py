@@ -41,13 +41,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """A pass that dropped tokens: the hidden states of what is left, final norm applied.
+    """A pass that dropped tokens: the hidden states of what is left, or of the last columns of that, final norm applied.
 
     `origin` is the place of each of them in the pass, -1 for padding; `scores` are those that the method gave every token of the pass at
     the first cut that dropped any, zeros where none did; `seconds` is the time of all scoring and choosing.
     """
 
-    hidden: Float[Tensor, "b k d"]
+    hidden: Float[Tensor, "b _ d"]
     origin: Int[Tensor, "b k"]
     scores: Float[Tensor, "b s"]
     seconds: float
@@ -102,30 +102,31 @@ def thin(
     chunk: int = sys.maxsize,
     deep: Sequence[Float[Tensor, "b s d"]] = (),
     turns: tuple[Int[Tensor, "3 b s"], ...] = (),
+    last: int = 0,
 ) -> Thinned:
     """Run prompts through the decoder into `cache`, dropping tokens at the cuts, which ascend.
 
     Rows are padded in front, as `positions` say by -1; `rows` tells what stands in each. Between two cuts at most `chunk` tokens are run at
     one time. Without cuts this is a plain pass. What `deep` holds for the first layers is added after them, to the tokens still there.
     Where heads turn along three axes, by `turns`, each token keeps its place on them, whatever a cut counts anew.
+    Hidden states are those of the `last` so many columns, of all with 0.
     """
     # Taken before the first layer goes ahead: later layers may stand elsewhere, when tokens of an earlier pass were dropped.
     runs, standing = decoder.runs(cache), [cache.next(layer) for layer in range(decoder.config.layers)]
 
-    def through(x: Tensor, own: Tensor, layers: range) -> tuple[Tensor, Tensor]:
+    def through(x: Tensor, own: Tensor, layers: range, last: int) -> tuple[Tensor, Tensor]:
         before = x
         for part in (range(max(run.start, layers.start), min(run.stop, layers.stop)) for run in runs):
             if part:
                 here = placed(own, standing[layers.start], standing[part.start])
-                x, before = _chunked(
-                    decoder, x, here, turns, deep, reaching(decoder.config.sees, now.kinds, here), now.kinds, cache, part, chunk
-                )
+                reach, wanted = reaching(decoder.config.sees, now.kinds, here), last if part.stop == layers.stop else 0
+                x, before = _chunked(decoder, x, here, turns, deep, reach, now.kinds, cache, part, chunk, wanted)
         return x, before
 
     now, start, told, seconds = arranged(rows, 0, x.device), 0, list[Tensor](), 0.0
     own, origin = positions, torch.arange(x.shape[1], device=x.device).masked_fill(positions < 0, -1)
     for stage, cut in enumerate(cuts, start=1):
-        x, before = through(x, own, range(start, cut.layer))
+        x, before = through(x, own, range(start, cut.layer), 0)
         done, own = placed(own, standing[start], standing[cut.layer - 1]), placed(own, standing[start], standing[cut.layer])
         later = arranged(rows, stage, x.device)
         if later.lengths != now.lengths:
@@ -140,8 +141,8 @@ def thin(
         if cut.by.positions == "compact":
             own = _closed_up(own, standing[cut.layer])
         now, start = later, cut.layer
-    x, _ = through(x, own, range(start, decoder.config.layers))
-    return Thinned(decoder.norm(x), origin, told[0] if told else torch.zeros_like(positions, dtype=torch.float32), seconds)
+    x, _ = through(x, own, range(start, decoder.config.layers), last)
+    return Thinned(decoder.norm(x[:, -last:]), origin, told[0] if told else torch.zeros_like(positions, dtype=torch.float32), seconds)
 
 
 def chosen(scores: Float[Tensor, "b s"], now: Arrangement, later: Arrangement) -> Int[Tensor, "b k"]:
@@ -165,7 +166,8 @@ def _chunked(
     cache: KVCache,
     layers: range,
     chunk: int,
-) -> tuple[Float[Tensor, "b s w"], Float[Tensor, "b s w"]]:
+    last: int,
+) -> tuple[Float[Tensor, "b _ w"], Float[Tensor, "b s w"]]:
     """The stream after these layers and before the last of them, a chunk of tokens through all the layers at a time.
 
     Tokens that see what comes after them go through together.
@@ -176,10 +178,11 @@ def _chunked(
         axes, added = tuple(one[..., here] for one in turns), [one[:, here] for one in deep]
         if isinstance(cache, PolicyCache):
             cache.hear(kinds[:, here], layers)
-        parts.append(decoder.run(x[:, here], positions[:, here], cache, layers, turns=axes, deep=added, reach=reach))
+        parts.append(decoder.run(x[:, here], positions[:, here], cache, layers, turns=axes, deep=added, reach=reach, last=last))
     if len(parts) == 1:
         return parts[0]
-    return torch.cat([after for after, _ in parts], dim=1), torch.cat([before for _, before in parts], dim=1)
+    # of each chunk its own last ones, among which are the last of all
+    return torch.cat([after for after, _ in parts], dim=1)[:, -last:], torch.cat([before for _, before in parts], dim=1)
 
 
 def _extended(view: LayerView, keys: Float[Tensor, "b g s e"], positions: Int[Tensor, "b s"]) -> LayerView:

@@ -67,7 +67,9 @@ class Shortcut(Protocol):
         """Whether this is such an input."""
         ...
 
-    def __call__(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
+    def __call__(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks, last: int = 0
+    ) -> Float[Tensor, "b _ d"]:
         """As the layer."""
         ...
 
@@ -76,8 +78,10 @@ class Shortcut(Protocol):
 class Express(Protocol):
     """Another way through several layers at once: the stream after them and before the last of them, or nothing where it takes not all."""
 
-    def __call__(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s d"], ...]:
-        """The cache has made room for the tokens, which are one a row."""
+    def __call__(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range, last: int
+    ) -> tuple[Float[Tensor, "b _ d"], ...]:
+        """The cache has made room for the tokens, each of which sees those before it; `last` as in `Decoder.run`."""
         ...
 
 
@@ -89,12 +93,16 @@ class NoShortcut:
         """Never."""
         return False
 
-    def __call__(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
+    def __call__(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks, last: int = 0
+    ) -> Float[Tensor, "b _ d"]:
         """Nobody is sent here."""
         raise AssertionError("it takes nothing")
 
 
-def no_express(x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[Float[Tensor, "b s d"], ...]:
+def no_express(
+    x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range, last: int
+) -> tuple[Float[Tensor, "b _ d"], ...]:
     """Takes nothing."""
     return ()
 
@@ -158,11 +166,14 @@ class Layer(nn.Module):
         self.post1: nn.Module = _norm(config) if config.post_norms else nn.Identity()
         self.post2: nn.Module = _norm(config) if config.post_norms else nn.Identity()
 
-    def forward(self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks) -> Float[Tensor, "b s d"]:
-        """One layer of the residual stream."""
+    def forward(
+        self, x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layer: int, masks: Masks, last: int = 0
+    ) -> Float[Tensor, "b _ d"]:
+        """One layer of the residual stream; behind attention, which fills the cache, only of the `last` so many tokens, of all with 0."""
         if self.shortcut.takes(x):
-            return self.shortcut(x, rotation, cache, layer, masks)
-        x = x + self.post1(self.attention(self.norm1(x), rotation, cache, layer, masks))
+            return self.shortcut(x, rotation, cache, layer, masks, last)
+        seen = self.attention(self.norm1(x), rotation, cache, layer, masks)
+        x = x[:, -last:] + self.post1(seen[:, -last:])
         out: Tensor = x + self.post2(self.mlp(self.norm2(x)))
         return out
 
@@ -238,8 +249,9 @@ class Decoder(nn.Module):
         positions: Int[Tensor, "b s"],
         cache: KVCache,
         mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
-    ) -> Float[Tensor, "b s d"]:
-        """Hidden states of the new tokens, final norm applied; the cache then holds them too.
+        last: int = 0,
+    ) -> Float[Tensor, "b _ d"]:
+        """Hidden states of the new tokens, or of the `last` so many columns alone, final norm applied; the cache then holds all of them.
 
         `positions` are rotary positions counted from 0, -1 for padding; a token sees what the cache holds at its own position and before.
         An explicit `mask` over all t entries (True or 0 where seen, False or -inf where not) takes the place of that rule. What comes
@@ -250,7 +262,8 @@ class Decoder(nn.Module):
         here = cache.position
         turns = (positions + cache.shift[:, None],) if self.config.rope_sections.counts else ()
         for layers in self.runs(cache):
-            x, _ = self.run(x, placed(positions, here, cache.next(layers.start)), cache, layers, mask, turns)
+            wanted = last if layers.stop == len(self.layers) else 0
+            x, _ = self.run(x, placed(positions, here, cache.next(layers.start)), cache, layers, mask, turns, last=wanted)
         out: Tensor = self.norm(x)
         return out
 
@@ -270,12 +283,14 @@ class Decoder(nn.Module):
         turns: tuple[Int[Tensor, "*c b s"], ...] = (),
         deep: Sequence[Float[Tensor, "b s d"]] = (),
         reach: tuple[Int[Tensor, "b s"], ...] = (),
-    ) -> tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]:
+        last: int = 0,
+    ) -> tuple[Float[Tensor, "b _ d"], Float[Tensor, "b s d"]]:
         """Part of a pass: the residual stream after these layers, and before the last of them.
 
         `positions` are those that the tokens have in these layers, which may count fewer tokens than the first does. Heads turn by them,
         unless `turns` holds the positions [3 b s] on each axis, or [b s] on all of them. `deep` is added after the first layers of all.
-        `reach` is the last position that each token sees, where that is not its own (`mmsdk.decoder.sight`).
+        `reach` is the last position that each token sees, where that is not its own (`mmsdk.decoder.sight`). With `last` the stream after
+        the layers is that of the last so many tokens alone: of the others the last layer only makes keys and values.
         """
         cache.advance(positions, layers)
         local, at, before = self.config.local, turns[0] if turns else positions, x
@@ -286,14 +301,15 @@ class Decoder(nn.Module):
         if local.layers:
             near = turned if isinstance(cache, UnturnedCache) else self._local_rope(at, x.dtype)
             ways.append((near, Masks(positions, x.dtype, mask, reach, local.window, mass)))
-        elif x.shape[1] == 1 and mask is None and not reach and not deep and not mass:
-            taken = self.express(x, ways[0][0], cache, layers)
+        elif mask is None and not reach and not deep and not mass:
+            taken = self.express(x, ways[0][0], cache, layers, last)
             if taken:
                 return taken[0], taken[1]
         for index in layers:
             rotation, masks = ways[index in local.layers]
-            before, x = x, self.layers[index](x, rotation, cache, index, masks)
-            x = x + deep[index] if index < len(deep) else x
+            wanted = last if index == layers[-1] else 0
+            before, x = x, self.layers[index](x, rotation, cache, index, masks, wanted)
+            x = x + deep[index][:, -wanted:] if index < len(deep) else x
         return x, before
 
     def rotation(self, positions: Int[Tensor, "*c b s"], dtype: torch.dtype, layer: int = -1) -> Rotation:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.kernels.cpu.layer import Place
+from mmsdk.kernels.cpu.prompt import Memory
 from mmsdk.kv.slots import Slots, ascending, next_position, roomy
 from mmsdk.kv.types import LayerView
 
@@ -142,13 +143,28 @@ class DenseCache:
         Whoever asks after `advance` has announced one token a row may store it there, in the place of `append`.
         """
         slots = self._slots[layers.start]
-        if not slots.ordered or not slots.count or any(self._slots[layer] is not slots for layer in layers):
+        if not slots.count or not self._alike(layers):
             return ()
         ends, count = slice(layers.start, layers.stop), slots.count
         step, head, token, _ = self._keys[layers.start].stride()
         rows = range(len(self.position))
         pieces, newest = [[(row * step, count)] for row in rows], [row * step + (count - 1) * token for row in rows]
         return (Place(self._keys[ends], self._values[ends], head, token, pieces, newest),)
+
+    def memory(self, layers: range, new: int) -> tuple[Memory, ...]:
+        """Where these layers keep the `new` tokens a row that `advance` has announced, on the same conditions."""
+        ends, count = slice(layers.start, layers.stop), self._slots[layers.start].count
+        if not self._alike(layers) or len({block.stride() for block in self._keys[ends]}) > 1:
+            return ()
+        step, head, token, _ = self._keys[layers.start].stride()
+        rows, tokens = torch.arange(len(self.position)), torch.arange(count - new, count)
+        places = (rows[:, None] * step + tokens * token).flatten()
+        return (Memory(self._keys[ends], self._values[ends], places, (step, head, token), count - new),)
+
+    def _alike(self, layers: range) -> bool:
+        """Whether all of these layers hold the same tokens, in order and without padding."""
+        slots = self._slots[layers.start]
+        return slots.ordered and all(self._slots[layer] is slots for layer in layers)
 
     def keep(self, layer: int, index: Int[Tensor, "b k"]) -> None:
         """Keep only these entries of a layer, in this (ascending) order; the slots of the others are filled again."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.kernels.cpu.layer import Place
+from mmsdk.kernels.cpu.prompt import Memory
 from mmsdk.kv.blocks import PoolFullError
 from mmsdk.kv.pages import Pages, RowPages, Store
 from mmsdk.kv.rounded import RoundedPages
@@ -143,6 +144,22 @@ class PagedCache:
         keys, values = ([pool[layer] for layer in layers] for pool in (exact.keys, exact.values))
         aged = store.aged(layers, sheet.where) if isinstance(store, RoundedPages) else None
         return (Place(keys, values, head, token, pieces, [slot * token for slot in sheet.places.tolist()], aged),)
+
+    def memory(self, layers: range, new: int) -> tuple[Memory, ...]:
+        """Where these layers keep the `new` tokens a row that `advance` has announced, if each row has as many, in order; else nothing.
+
+        Also nothing where other tokens stand behind them, but those of a single row that lie side by side with them.
+        """
+        sheet, store = self._sheet(layers.start), self._store
+        behind, stretches = sheet.slots.count - new, sheet.where.stretches
+        exact = store.recent if isinstance(store, RoundedPages) and not behind else store
+        apart = behind and (len(stretches) > 1 or len(stretches[0]) > 1)
+        if layers.stop > sheet.layers.stop or not sheet.slots.ordered or apart or not isinstance(exact, Pages):
+            return ()
+        head, token = exact.keys.stride(3), exact.keys.stride(2)
+        keys, values = ([pool[layer] for layer in layers] for pool in (exact.keys, exact.values))
+        start = stretches[0][0][0] * token if behind else 0
+        return (Memory(keys, values, (sheet.places * token).contiguous(), (0, head, token), behind, start),)
 
     def view(self, layer: int) -> LayerView:
         """What the layer holds, side by side: a copy."""

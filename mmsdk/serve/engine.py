@@ -293,7 +293,7 @@ class Engine:
             count = min(one.upcoming(budget, alone=budget == self._chunk), self._pool.most)
             if not count:
                 break
-            run = prefill_into(one.job.worn.decoder(self._pipe.vlm.decoder, [0]), [one.next(count)], (), one.cache)
+            run = prefill_into(one.job.worn.decoder(self._pipe.vlm.decoder, [0]), [one.next(count)], (), one.cache, last=1)
             one.done, budget = one.done + count, budget - count
             if one.left:
                 break

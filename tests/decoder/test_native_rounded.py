@@ -40,14 +40,14 @@ def cache_of(config: DecoderConfig, bits: Bits, rows: int) -> PagedCache:
 
 
 class Watched:
-    """The way of a decoder through all layers at once, and how often it was taken."""
+    """The way of a decoder through all layers at once, and how often a step took it."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.inner, self.taken = decoder.express, 0
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: KVCache, layers: range) -> tuple[Tensor, ...]:
-        out = self.inner(x, rotation, cache, layers)
-        self.taken += bool(out)
+    def __call__(self, x: Tensor, rotation: Rotation, cache: KVCache, layers: range, last: int) -> tuple[Tensor, ...]:
+        out = self.inner(x, rotation, cache, layers, last)
+        self.taken += bool(out) and x.shape[1] == 1
         return out
 
 

@@ -13,6 +13,7 @@ from mmsdk.decoder.sight import Local
 from mmsdk.decoder.transformer import Decoder, Layer
 from mmsdk.kernels.cpu import prompt
 from mmsdk.kv.memory import Shape, memory_of
+from mmsdk.kv.types import KVCache
 from mmsdk.quant.types import Quantize
 
 pytestmark = pytest.mark.skipif(not prompt.ready(), reason="no AVX-512 BF16 here, or no compiler")
@@ -57,6 +58,7 @@ def read(decoder: Decoder, kind: str, side: str, chunk: int) -> Tensor:
 
 def agree(found: Tensor, expected: Tensor) -> None:
     """bfloat16 rounds to eight bits, in three layers."""
+    found, expected = found.float(), expected.float()
     torch.testing.assert_close(found, expected, rtol=0, atol=0.03 * float(expected.abs().max()))
     assert torch.cosine_similarity(found, expected, dim=-1).min() > 0.999
 
@@ -75,6 +77,55 @@ def test_prompts_are_read_as_in_float32(shape: str, kind: str, side: str, chunk:
 def test_codes_are_read_as_in_float32(scheme: Quantize) -> None:
     fast, plain = decoders(SHAPES["qwen"], scheme)
     agree(read(fast, "dense", "left", PROMPT), read(plain, "dense", "left", PROMPT))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", ["qwen", "window"])
+@pytest.mark.parametrize("kind", ["dense", "paged", "int8", "snapkv"])
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("last", [1, 7, PROMPT])
+def test_the_last_tokens_alone_are_what_they_are_among_all(shape: str, kind: str, side: str, last: int) -> None:
+    for decoder in decoders(SHAPES[shape]):
+        few, also = (ends(decoder, kind, side, wanted) for wanted in (last, 0))
+        assert few[0].shape[1] == last
+        agree(few[0][:, -1:], also[0][:, -1:])
+        if side == "none":
+            agree(few[0], also[0][:, -last:])
+        agree(few[1], also[1])
+
+
+def ends(decoder: Decoder, kind: str, side: str, last: int) -> tuple[Tensor, Tensor]:
+    """What is asked for of rows that are as long or padded in front, and of a token behind them."""
+    shorter = 4 * torch.arange(ROWS)[:, None] * (side == "left")
+    ids = torch.randint(0, decoder.config.vocabulary, (ROWS, PROMPT), generator=torch.Generator().manual_seed(1))
+    cache, positions = cache_of(decoder, kind, ROWS, PROMPT + 1), (torch.arange(PROMPT) - shorter).clamp_min(-1)
+    found = decoder(decoder.embed(ids), positions, cache, last=last)
+    return found, decoder(decoder.embed(ids[:, :1]), cache.position[:, None], cache)
+
+
+def cache_of(decoder: Decoder, kind: str, rows: int, tokens: int) -> KVCache:
+    config = decoder.config
+    shape = Shape(config.layers, config.kv_heads, config.entry, decoder.dtype, torch.device("cpu"))
+    return memory_of(kind).begin(shape, [tokens] * config.layers, [()] * rows)[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dense", "paged", "int8"])
+def test_rows_as_long_as_each_other_go_through_all_layers_in_one_call(kind: str) -> None:
+    """And a single row's next tokens, but not what is padded, or lies apart from what came before."""
+    fast, _ = decoders(CONFIG)
+
+    def taken(cache: KVCache, positions: Tensor) -> bool:
+        cache.advance(positions)
+        x = torch.zeros(*positions.shape, CONFIG.width).bfloat16()
+        return fast.express(x, fast.rotation(positions, x.dtype), cache, range(CONFIG.layers), 1) != ()
+
+    line = torch.arange(20)
+    cache = cache_of(fast, kind, 2, 60)
+    assert taken(cache, line.expand(2, -1)) and taken(cache, 20 + line.expand(2, -1)) == (kind == "dense")
+    single = cache_of(fast, kind, 1, 60)
+    assert taken(single, line[None]) and taken(single, 20 + line[None]) == (kind != "int8")
+    assert not taken(cache_of(fast, kind, 2, 60), torch.stack((line, line - 3)).clamp_min(-1))
 
 
 @torch.no_grad()

@@ -230,6 +230,25 @@ def test_prefill_in_chunks_is_the_same(method: Thinner, chunk: int) -> None:
     )
 
 
+@pytest.mark.parametrize("chunk", [4, 1000])
+@pytest.mark.parametrize("last", [1, 6])
+@pytest.mark.parametrize("method", [FastV(), PyramidDrop(stages=3, positions="keep")], ids=repr)
+def test_the_last_ones_alone_are_what_they_are_among_all(method: Thinner, last: int, chunk: int) -> None:
+    model, found = model_of(), []
+    rows = [laid(prompt, method, seed) for seed, prompt in enumerate(PROMPTS)]
+    x, positions = padded([row.embeddings for row in rows], torch.zeros(len(rows), dtype=torch.long))
+    said = words(1, 9)[None].expand(len(rows), -1, -1)
+    for few, size in ((0, 1000), (last, chunk)):
+        cache = DenseCache.allocate(CONFIG.layers, len(rows), CONFIG.kv_heads, CONFIG.head_dim, 2, torch.float32, "cpu")
+        run = thin(model, x, positions, cache, [row.spans for row in rows], cuts_of(method), size, last=few)
+        found.append((run, model(said, cache.position[:, None], cache)))
+    (whole, after), (few, also) = found
+    assert torch.equal(few.origin, whole.origin) and few.hidden.shape[1] == last
+    seen = whole.origin[:, -last:] >= 0
+    torch.testing.assert_close(few.hidden[seen], whole.hidden[:, -last:][seen], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(also, after, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_batch_equals_rows_alone(method: Thinner) -> None:
     model = model_of()
