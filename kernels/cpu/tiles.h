@@ -69,8 +69,8 @@ class Tiles {
     }
 };
 
-// Sixteen by sixteen of 32 bits, rows for columns.
-void transpose(__m512i (&r)[16]) {
+// Sixteen by sixteen of 32 bits, rows for columns; always where it is asked for, so that the rows stay in registers.
+__attribute__((always_inline)) inline void transpose(__m512i (&r)[16]) {
     __m512i s[16];
     for (int i = 0; i < 16; i += 2) s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]), s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
     for (int i = 0; i < 16; i += 4)
