@@ -130,7 +130,7 @@ void finish_many(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out,
 // Some layers one after the other, of s new tokens in each of b rows, x[b, s, width]; token i of all leaves its key and value at element
 // places[i] of every layer's keys and values. Each sees what stands before it in its row, the new ones and those that lie there already.
 // `before` is the stream in front of the last layer, `out` the one behind it, of the `last` so many tokens of every row. `work` has room for
-// qkv and for what heads saw of all tokens, and for the stream and what heads saw of the last ones.
+// qkv and for what heads saw of all tokens, and for the stream of the last ones.
 void read_many(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys,
                bf16 *const *values, const long *places, const Memory *memory, bf16 *work, bf16 *before, bf16 *out, long b, long s, long last) {
     const Layer &first = *layers[0];
@@ -148,19 +148,18 @@ void read_many(const Layer *const *layers, long count, const bf16 *x, const bf16
         });
         asked.keys = behind ? keys[l] + memory->start : qkv + h * d;
         asked.values = behind ? values[l] + memory->start : qkv + (h + g) * d;
-        attend_many(&asked, seen);
         if (l + 1 < count) {
+            attend_many(&asked, seen);
             finish_many(layers[l], x, seen, before, m);
             x = before;
             continue;
         }
-        bf16 *stream = seen + m * h * d, *ends = stream + b * last * width;
-        for (long row = 0; row < b; row++) {
-            const long from = row * s + s - last;
-            std::copy_n(x + from * width, last * width, stream + row * last * width);
-            std::copy_n(seen + from * h * d, last * h * d, ends + row * last * h * d);
-        }
-        (b * last <= FEW ? finish : finish_many)(layers[l], stream, ends, out, b * last);
+        // Of the other tokens only keys and values are wanted any more.
+        bf16 *stream = seen + m * h * d;
+        asked.queries += (s - last) * all, asked.behind += s - last, asked.s = last;
+        attend_many(&asked, seen);
+        for (long row = 0; row < b; row++) std::copy_n(x + (row * s + s - last) * width, last * width, stream + row * last * width);
+        (b * last <= FEW ? finish : finish_many)(layers[l], stream, seen, out, b * last);
     }
 }
 

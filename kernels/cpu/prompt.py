@@ -124,8 +124,8 @@ def read(
     """
     (b, s, width), count, fields = x.shape, len(layers), layers[0].fields
     last = min(last, s) or s
-    heads, ends = fields.heads * fields.head_dim, b * last
-    work = x.new_empty(b * s * (2 * heads + 2 * fields.kv_heads * fields.head_dim) + ends * (width + heads))
+    heads = fields.heads * fields.head_dim
+    work = x.new_empty(b * s * (2 * heads + 2 * fields.kv_heads * fields.head_dim) + b * last * width)
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     before, out = torch.empty_like(x), x.new_empty(b, last, width)
     pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))

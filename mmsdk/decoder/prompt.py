@@ -43,7 +43,7 @@ def through(
     else:
         view = cache.append(layer, key, value)
         seen = attention.core(query, view, masks.of(view))
-    ends, seen = x[:, -last:].reshape(-1, width), seen.transpose(1, 2)[:, -last:].reshape(-1, attention.heads * attention.head_dim)
+    ends, seen = (part[:, -last:].reshape(-1, part.shape[-1]).contiguous() for part in (x, seen.transpose(1, 2).flatten(2)))
     # where only some are asked for, they may be as few as those of a decode step
     finish = native.finish if last and len(ends) <= native.FEW else prompt.finish
     return finish(made, ends, seen).view(b, -1, width)

@@ -81,7 +81,7 @@ def test_codes_are_read_as_in_float32(scheme: Quantize) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", ["qwen", "window"])
-@pytest.mark.parametrize("kind", ["dense", "paged", "int8", "snapkv"])
+@pytest.mark.parametrize("kind", ["dense", "paged", "int8", "snapkv:100"])
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("last", [1, 7, PROMPT])
 def test_the_last_tokens_alone_are_what_they_are_among_all(shape: str, kind: str, side: str, last: int) -> None:
