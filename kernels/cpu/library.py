@@ -50,6 +50,8 @@ _SIGNATURES = {
     "block_project": (_POINTER, _POINTER, _POINTER, _LONG),
     "block_add": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "block_feed": (_POINTER, _POINTER, _POINTER, _LONG),
+    "choose_farthest": (_POINTER, _POINTER, *(_LONG,) * 5, ctypes.c_float, _POINTER),
+    "choose_greedily": (_POINTER, _POINTER, *(_LONG,) * 5, ctypes.c_float, _POINTER),
 }
 
 

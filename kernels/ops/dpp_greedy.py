@@ -19,6 +19,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels._triton import jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 from mmsdk.kernels.choice import TIE
+from mmsdk.kernels.cpu import choosing
 from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted, side_by_side, solid
 
 __all__ = ["OP", "dpp_greedy"]
@@ -34,7 +35,9 @@ def dpp_greedy(y: Float[Tensor, "b n d"], count: int) -> Int[Tensor, "b m"]:
     """
     if not 1 <= count <= y.shape[1]:
         raise InputError(f"{count} of {y.shape[1]} tokens cannot be chosen", item="count")
-    return (_plan(y, count).run() if launchable(y) else _reference(y, count))[0]
+    if launchable(y):
+        return _plan(y, count).run()[0]
+    return choosing.greedy(y, count) if choosing.here(y) else _reference(y, count)[0]
 
 
 def _reference(y: Tensor, count: int) -> Result:

@@ -17,6 +17,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels._triton import jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 from mmsdk.kernels.choice import TIE
+from mmsdk.kernels.cpu import choosing
 from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted, side_by_side
 
 __all__ = ["OP", "farthest_point"]
@@ -32,7 +33,9 @@ def farthest_point(z: Float[Tensor, "b n d"], first: Int[Tensor, " b"], count: i
     """
     if not 1 <= count <= z.shape[1]:
         raise InputError(f"{count} of {z.shape[1]} tokens cannot be chosen", item="count")
-    return (_plan(z, first, count).run() if launchable(z) else _reference(z, first, count))[0]
+    if launchable(z):
+        return _plan(z, first, count).run()[0]
+    return choosing.farthest(z, first, count) if choosing.here(z) else _reference(z, first, count)[0]
 
 
 def _reference(z: Tensor, first: Tensor, count: int) -> Result:

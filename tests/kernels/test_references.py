@@ -492,8 +492,8 @@ def test_clips_whose_pairs_are_too_many_together_take_turns(monkeypatch: pytest.
     for module in (farthest_points, dpp):
         monkeypatch.setattr(module, "product_rows", lambda z, count: (asked.append(z.shape[:2]), pairs.product_rows(z, count))[1])
     z, first = F.normalize(normal(5, 30, 24), dim=2), torch.arange(5) * 7
-    assert torch.equal(farthest_point(z, first, 9), true_farthest_point(z, first, 9)[0])
-    assert torch.equal(dpp_greedy(z, 9), true_dpp_greedy(z, 9)[0])
+    assert torch.equal(farthest_points.OP.reference(z, first, 9)[0], true_farthest_point(z, first, 9)[0])
+    assert torch.equal(dpp.OP.reference(z, 9)[0], true_dpp_greedy(z, 9)[0])
     assert asked == [(2, 30), (2, 30), (1, 30)] * 2
     # one that is asked for few rows does without the matrix, beside any number of others
     assert [pairs.side_by_side(5, n, count) for n, count in ((30, 1), (43, 43), (20, 9), (30, 9))] == [5, 5, 4, 2]
