@@ -27,13 +27,16 @@ def spherical_kmeans(
     prototypes = rows_at(z, seeds)
     settled = torch.zeros(len(z), 1, 1, dtype=torch.bool, device=z.device)
     for _ in range(rounds):
-        cosine, _, means, sizes = assign_and_merge(z, prototypes, z)
+        cosine, labels, means, sizes = assign_and_merge(z, prototypes, z)
         updated = _reseeded(F.normalize(means, dim=-1, eps=1e-6), sizes, z, cosine)
         change = (updated - prototypes).abs().amax(dim=(1, 2), keepdim=True)
-        prototypes = torch.where(settled, prototypes, updated)
+        before, prototypes = prototypes, torch.where(settled, prototypes, updated)
         settled = settled | (change <= tolerance)
         # looking costs nothing on the processor; an accelerator would have to wait, and does the remaining rounds for nothing instead
         if z.device.type == "cpu" and bool(settled.all()):
+            if torch.equal(before, prototypes):
+                # one more assignment would be this one again
+                return filled(labels, cosine, seeds.shape[1])
             break
     cosine, labels = nearest_centre(z, prototypes)
     return filled(labels, cosine, seeds.shape[1])

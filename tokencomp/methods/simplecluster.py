@@ -71,11 +71,10 @@ def _turned_along(x: Float[Tensor, "b n e"], position: Int[Tensor, "b n"], side:
     frequency = base ** -(torch.arange(pairs, device=x.device) / max(pairs, 1))
     # of the few places that there are, not of every token
     angle = torch.arange(side, device=x.device)[:, None] * frequency
-    cos, sin = angle.cos()[position], angle.sin()[position]
-    even, odd = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=3)
+    turns = torch.view_as_complex(torch.stack([angle.cos(), angle.sin()], dim=2)[position])
+    points = torch.view_as_complex(x[..., : 2 * pairs].unflatten(2, (pairs, 2)).contiguous())
     # an odd channel at the end has no partner and stays
-    return torch.cat([turned.flatten(2), x[..., 2 * pairs :]], dim=2)
+    return torch.cat([torch.view_as_real(points * turns).flatten(2), x[..., 2 * pairs :]], dim=2)
 
 
 def _by_first_member(labels: Int[Tensor, "b n"], count: int) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b m"]]:
