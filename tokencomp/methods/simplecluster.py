@@ -72,7 +72,8 @@ def _turned_along(x: Float[Tensor, "b n e"], position: Int[Tensor, "b n"], side:
     # of the few places that there are, not of every token
     angle = torch.arange(side, device=x.device)[:, None] * frequency
     turns = torch.view_as_complex(torch.stack([angle.cos(), angle.sin()], dim=2)[position])
-    points = torch.view_as_complex(x[..., : 2 * pairs].unflatten(2, (pairs, 2)).contiguous())
+    # a copy, since a complex number begins at an even place
+    points = torch.view_as_complex(x[..., : 2 * pairs].unflatten(2, (pairs, 2)).clone(memory_format=torch.contiguous_format))
     # an odd channel at the end has no partner and stays
     return torch.cat([torch.view_as_real(points * turns).flatten(2), x[..., 2 * pairs :]], dim=2)
 

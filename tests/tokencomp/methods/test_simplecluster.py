@@ -10,7 +10,7 @@ import torch
 
 from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.methods.simplecluster import SimpleCluster
+from mmsdk.tokencomp.methods.simplecluster import SimpleCluster, _turned
 from mmsdk.vision.types import VisualTokens
 
 Tokens = Callable[..., VisualTokens]
@@ -75,6 +75,15 @@ def test_assignments_are_those_of_the_slow_reference(tokens_of: Tokens, grid: tu
         mean = (source.features[members].double() * weight[:, None]).sum(0) / weight.sum()
         torch.testing.assert_close(result.tokens.features[group].double(), mean, rtol=1e-5, atol=1e-5)
     assert float(result.tokens.weight.sum()) == float(source.weight.sum())
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 11])
+@pytest.mark.parametrize("grid", [(1, 1, 1), (2, 3, 2)])
+def test_few_and_odd_channels_are_turned_one_pair_at_a_time(tokens_of: Tokens, grid: tuple[int, int, int], width: int) -> None:
+    tokens = tokens_of(grid, width=width)
+    found = _turned(tokens.features.float()[None], tokens.positions[None], grid, 10000.0)[0]
+    for ours, vector, position in zip(found, tokens.features.double(), tokens.positions.tolist(), strict=True):
+        np.testing.assert_allclose(ours, turned(vector.numpy(), position), atol=1e-5)
 
 
 def test_without_place_tokens_are_grouped_by_what_is_seen(tokens_of: Tokens) -> None:
