@@ -2,7 +2,7 @@
 //
 // Products of a chosen token with all others are read from the matrix of all pairs (`whole`, source [n, n]) or summed from vectors
 // (source [n, d]). Letters: b inputs, n tokens, d channels, `count` tokens to choose. Inputs go side by side over the threads; where there
-// are fewer of them, the threads share out the sums of one. Each sum is one thread's, so that neighbours change no bit.
+// are fewer of them, the threads share out the sums of a long one. Each sum is one thread's, so that neighbours change no bit.
 
 #include <omp.h>
 
@@ -11,7 +11,8 @@
 
 namespace {
 
-constexpr long LANES = 16, FOUR = 4;
+// Numbers that a step has to read for it to be worth waiting for other threads.
+constexpr long LANES = 16, FOUR = 4, SHARED = 1 << 20;
 
 // One token's products with tokens begin to end.
 void sums(const float *z, long token, long begin, long end, long d, float *out) {
@@ -142,8 +143,8 @@ extern "C" {
 
 // first: [b]; out: [b, count]
 void choose_farthest(const float *source, const long *first, long b, long n, long d, long whole, long count, float tie, long *out) {
-    const bool alone = b < omp_get_max_threads();
-#pragma omp parallel for schedule(static) if (!alone || whole)
+    const bool alone = !whole && b < omp_get_max_threads() && n * d >= SHARED;
+#pragma omp parallel for schedule(static) if (b > 1 && !alone)
     for (long i = 0; i < b; i++) {
         Source mine{source + i * n * (whole ? n : d), n, d, whole != 0, alone, {}};
         farthest(mine, first[i], count, tie, out + i * count);
@@ -152,8 +153,8 @@ void choose_farthest(const float *source, const long *first, long b, long n, lon
 
 // loss: [b, n], less the squared length of every token; it is written over. out: [b, count]
 void choose_greedily(const float *source, float *loss, long b, long n, long d, long whole, long count, float tie, long *out) {
-    const bool alone = b < omp_get_max_threads();
-#pragma omp parallel for schedule(static) if (!alone || whole)
+    const bool alone = !whole && b < omp_get_max_threads() && n * d >= SHARED;
+#pragma omp parallel for schedule(static) if (b > 1 && !alone)
     for (long i = 0; i < b; i++) {
         Source mine{source + i * n * (whole ? n : d), n, d, whole != 0, alone, {}};
         greedy(mine, loss + i * n, count, tie, out + i * count);

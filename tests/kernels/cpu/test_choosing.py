@@ -117,3 +117,17 @@ def test_zeros_and_no_numbers_are_chosen_as_torch_chooses() -> None:
 def test_a_first_token_that_is_none_is_refused(first: list[int]) -> None:
     with pytest.raises(InputError, match="9 tokens"):
         choosing.farthest(drawn(1, 9, 4, 9), torch.tensor(first), 2)
+
+
+def test_threads_that_share_a_long_input_change_nothing() -> None:
+    """2,100 tokens of 512 channels, few of which are wanted: a step reads more than a million numbers."""
+    z, first, threads = drawn(1, 2100, 512, 2100), torch.tensor([5]), torch.get_num_threads()
+    found = list[tuple[Tensor, Tensor]]()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append((choosing.farthest(z, first, 12), choosing.greedy(z, 12)))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert found[0][0][0].tolist() == slow_farthest(z[0], 5, 12) and found[0][1][0].tolist() == slow_greedy(z[0], 12)
