@@ -9,6 +9,7 @@ from mmsdk.compress import Compression, named
 from mmsdk.decoder.rope import Dynamic, LongRope
 from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
 from mmsdk.fitting import lengths
+from mmsdk.kv.policies.full import Full
 from mmsdk.kv.policy import Evictor, Gapless, Reader, Storer
 from mmsdk.kv.policy_memory import POLICIES, PolicyMemory, policy_of
 from mmsdk.models.types import VLM
@@ -78,7 +79,8 @@ def bounding(kv: str | None) -> tuple[PolicyMemory, int]:
         raise PluginError(f"{kv!r}: dense={policy.dense} layers would keep all of a stream; leave dense out")
     if isinstance(policy, Reader) or prompts:
         told = f"{name} lets go of nothing while a stream goes on"
-        raise PluginError(f"{told}; choose another policy, or where it has the knob, write {name}:512,interval=1")
+        knob = f", or write {name}:512,interval=1" if isinstance(policy, Evictor) and not isinstance(policy, Full) else ""
+        raise PluginError(f"{told}; choose another policy{knob}")
     if not isinstance(amount, int):
         raise BudgetError(f"{kv!r}: a stream has no length to hold a share of; write a whole number of tokens")
     return memory, amount

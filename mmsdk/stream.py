@@ -69,6 +69,7 @@ class State:
 
     It never changes: what comes is read into a fork of the cache, which then stands in another state.
     `opened` says whether any window has been read; `visual` and `kept` are the visual tokens so far, in full and as they were read.
+    `spoken` says whether any words of the stream have been.
     `words` are the ids of all words so far, each once, whether they are still held or not: what a repetition penalty looks at.
     """
 
@@ -79,6 +80,7 @@ class State:
     visual: int = 0
     kept: int = 0
     words: frozenset[int] = frozenset()
+    spoken: bool = False
 
 
 class StreamSession:
@@ -167,7 +169,7 @@ class StreamSession:
         laid = self._words(spans)
         with self._alone:
             now = self._looked(self._now, Clock(device_of(self._vlm)))
-            self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | ids(spans))
+            self._now = dataclasses.replace(now, cache=self._read(now.cache.fork(), laid), words=now.words | ids(spans), spoken=True)
 
     @door
     @torch.no_grad()
@@ -201,7 +203,7 @@ class StreamSession:
         one of these is given. To a repetition penalty all words of the stream count, those that are no longer held among them. Of the
         answer's tokens, `recalled` are the entries that were held already. What other threads push meanwhile waits for an answer
         that is kept, and comes behind it; for others it does not wait.
-        Raises InputError for settings that cannot be, and where question and answer do not fit the model beside what is held; ModelError
+        Raises InputError for settings that cannot be, for a stream in which nothing has come yet, and where question and answer do not fit the model beside what is held; ModelError
         where scores are not finite.
         """
         config = GenerationConfig(
@@ -218,6 +220,8 @@ class StreamSession:
 
     def _asked(self, now: State, question: str, config: GenerationConfig, keep: bool) -> tuple[Answer, State]:
         """The answer of a stream that is so, and what the stream is behind it, which is whole only where it is to be kept."""
+        if not (now.opened or now.spoken or now.arrived.frames):
+            raise InputError("nothing has come yet; push a frame or say something before you ask", item="stream")
         clock, max_tokens = Clock(device_of(self._vlm)), config.max_tokens
         _, _, tail = parted(self._vlm.layout(Prompt.of([now.seen], question)))
         now = self._looked(dataclasses.replace(now, cache=now.cache.fork()), clock)
@@ -267,7 +271,7 @@ class StreamSession:
             # Read into a fork: what is refused or interrupted leaves the stream as it was.
             cache = self._read(now.cache.fork(), joined(words, sight(row, arrived.count // self._window % 2)))
         heard = now.words | ids(between) | ids(within(layout))
-        return State(cache, arrived.emptied(), seen, True, now.visual + row.visual, now.kept + row.kept, heard)
+        return State(cache, arrived.emptied(), seen, True, now.visual + row.visual, now.kept + row.kept, heard, now.spoken)
 
     def _read(self, cache: PolicyCache, laid: Laid) -> PolicyCache:
         """The cache with these tokens in it, and no more than is to be held."""

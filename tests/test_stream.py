@@ -256,7 +256,7 @@ def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None
     with pytest.raises(InputError, match="window of 1"):
         pipe.stream_session("window:64", window=1)
     lasting = (("snapkv:64", "interval=1"), ("full", "nothing"), ("h2o:64,dense=1", "leave dense out"))
-    for kv, hint in (("dense", "bounds no stream"), ("quest:64", "lets go of nothing"), *lasting):
+    for kv, hint in (("dense", "bounds no stream"), ("quest:64", "choose another policy$"), *lasting):
         with pytest.raises(PluginError, match=hint):
             pipe.stream_session(kv)
     with pytest.raises(BudgetError, match="no length"):
@@ -327,3 +327,12 @@ def test_what_does_not_fit_is_told_and_leaves_no_trace(pipe: Pipeline) -> None:
         # two frames wait, which would be read in front of it
         stream.say("word " * 80)
     assert torch.equal(stream.cache.view(0).keys, before)
+
+
+def test_a_stream_in_which_nothing_has_come_answers_nothing(pipe: Pipeline) -> None:
+    stream = pipe.stream_session("window:64", window=4)
+    with pytest.raises(InputError, match="push a frame or say something") as told:
+        stream.ask("What?", max_tokens=1)
+    assert told.value.item == "stream"
+    stream.say("A table.")
+    assert stream.ask("What?", max_tokens=1).tokens.generated == 1
