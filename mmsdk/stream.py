@@ -203,8 +203,8 @@ class StreamSession:
         one of these is given. To a repetition penalty all words of the stream count, those that are no longer held among them. Of the
         answer's tokens, `recalled` are the entries that were held already. What other threads push meanwhile waits for an answer
         that is kept, and comes behind it; for others it does not wait.
-        Raises InputError for settings that cannot be, for a stream in which nothing has come yet, and where question and answer do not fit the model beside what is held; ModelError
-        where scores are not finite.
+        Raises InputError for settings that cannot be, for a stream in which nothing has come yet, and where question and answer do not
+        fit the model beside what is held; ModelError where scores are not finite.
         """
         config = GenerationConfig(
             max_tokens, temperature, top_k, top_p, min_p, seed, stops(stop), repetition_penalty, presence_penalty, frequency_penalty,

@@ -26,7 +26,7 @@ POLICIES = "mmsdk.kv.policies"
 class PolicyMemory:
     """Prompts are read whole, then each layer keeps `amount` of them, as `policy` says; nothing is remembered between calls.
 
-    Raises BudgetError for an amount that is impossible for any prompt.
+    Raises BudgetError for an amount that is impossible for any prompt, and for a count no larger than the first tokens that always stay.
     """
 
     policy: KVPolicy
@@ -38,6 +38,10 @@ class PolicyMemory:
             value = getattr(self.policy, knob, 0)
             if value < 0:
                 raise PluginError(f"{self.name}: {knob} is {value}, it must be at least 0")
+        sinks = 0 if isinstance(self.policy, Reader) else getattr(self.policy, "sinks", 0)
+        if isinstance(self.amount, int) and self.amount <= sinks:
+            told = f"{self.name}:{self.amount} has no room beside its first tokens (sinks={sinks})"
+            raise BudgetError(f"{told}; keep at least {sinks + 1}, or lower sinks")
 
     @property
     def name(self) -> str:
@@ -63,7 +67,14 @@ class PolicyMemory:
         return self.cache(shape.layers, len(keys), shape.device), [0] * len(keys)
 
     def cache(self, layers: int, rows: int, device: torch.device | str) -> PolicyCache:
-        """An empty cache for a decoder of so many layers. `PolicyCache.settle` is to be called when a prompt has been read."""
+        """An empty cache for a decoder of so many layers. `PolicyCache.settle` is to be called when a prompt has been read.
+
+        Raises BudgetError where `dense` is all of its layers, so that nothing would ever go.
+        """
+        dense = self.policy.dense if isinstance(self.policy, Evictor) else 0
+        if 0 < layers <= dense:
+            told = f"{self.name}: dense={dense} keeps everything in all {layers} layers of this model"
+            raise BudgetError(f"{told}; write dense below {layers}")
         return PolicyCache.empty([self._store(layer, layers) for layer in range(layers)], rows, device)
 
     def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:

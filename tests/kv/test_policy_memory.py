@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from mmsdk.compress import compression
+from mmsdk.errors import BudgetError
+from mmsdk.kv.policy_memory import policy_of
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Answer, Pipeline
 from mmsdk.recall import recalling
@@ -45,3 +47,15 @@ def test_what_is_compressed_before_is_evicted_after(small: Mini) -> None:
     for kv, steps in (("streaming:12", "uniform:0.5"), ("snapkv:12,window=4", "fastv:0.5")):
         pipe = Pipeline(small, compression(steps), recall=recalling(kv))
         assert texts(pipe(pairs, max_tokens=3)) == [str(pipe(*pair, max_tokens=3)) for pair in pairs]
+
+
+@pytest.mark.parametrize("kv", ["streaming:2", "streaming:4", "tiered:4"])
+def test_a_count_with_no_room_beside_the_sinks_is_refused(kv: str) -> None:
+    with pytest.raises(BudgetError, match="sinks=4.*keep at least 5"):
+        policy_of(kv)
+
+
+def test_dense_layers_leave_one_that_lets_go() -> None:
+    with pytest.raises(BudgetError, match="dense=3 keeps everything in all 3 layers"):
+        policy_of("window:64,dense=3").cache(3, 1, "cpu")
+    assert policy_of("window:64,dense=2").cache(3, 1, "cpu").position.shape == (1,)
