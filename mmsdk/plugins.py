@@ -209,8 +209,9 @@ def _evaluated(value: ast.expr, known: Mapping[str, object]) -> object:
 
 def near(wrong: str, known: Sequence[str]) -> str:
     """The beginning of a message on a word that is not known: what was meant, where something known is near, else nothing."""
-    close = difflib.get_close_matches(wrong, known, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(wrong.lower(), list(names), n=1)
+    return f"did you mean {names[close[0]]!r}? " if close else ""
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
