@@ -80,7 +80,8 @@ class Memory:
 
         Quality is the geometric mean of the probability of the next token for text, and the share of right digits or answers for the other
         suites; `quality_full` is that of the full cache. `budget` is the share of the prompt or stream that is held, or read, and `frames`
-        how many a stream had. Of streams also: of how many answers (`n`), a 95 % interval of their share (`ci_low`, `ci_high`), and,
+        how many a stream had. Of a stream the last token read what was held and its whole window (`bytes_read_per_token`), before as much
+        went again (`bytes_held`). Of streams also: of how many answers (`n`), a 95 % interval of their share (`ci_low`, `ci_high`), and,
         question by question, how many are `better` and `worse` than the best sliding window's (`against`), with the sign test's `p`. With
         `quick` all sizes are small whatever is said. Raises InputError for sizes and names that cannot be.
         """
