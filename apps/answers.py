@@ -101,4 +101,5 @@ def tell_notes(answer: Answer, moving: str = "in `mmsdk chat`, /video reads them
 
 
 def _likely(one: Said | Likely, tokenizer: Tokenizer) -> dict[str, object]:
-    return {"token": tokenizer.decode([one.id]), "id": one.id, "logprob": one.logprob}
+    spelled = tokenizer.spelled(one.id)
+    return {"token": spelled.decode(errors="replace"), "bytes": list(spelled), "id": one.id, "logprob": one.logprob}

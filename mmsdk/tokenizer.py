@@ -5,6 +5,7 @@ a new role or take the place of a picture. Real special tokens are placed by the
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,18 @@ __all__ = ["Special", "TextTokenizer"]
 
 
 _FIRST = '"prepend_scheme":"first"'
+# A byte as a token of its own, where a vocabulary has no token for a character.
+_SINGLE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that stand for bytes in vocabularies of bytes: printable ones for themselves, others for those from 256 on (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_LETTERS = _byte_letters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +49,13 @@ class TextTokenizer:
     around a text.
     """
 
-    __slots__ = ("_backend", "_contents", "_ids", "_midway", "closing", "opening", "specials")
+    __slots__ = ("_backend", "_bytewise", "_contents", "_ids", "_midway", "closing", "opening", "specials")
 
     def __init__(self, backend: Backend, markers: Sequence[str] = ()) -> None:
         state = backend.to_str()
         self._backend = _plain(state)
         self._midway = _plain(_going_on(state)) if _FIRST in state else self._backend
+        self._bytewise = '"ByteLevel"' in json.dumps(json.loads(state)["decoder"])
         added = self._backend.get_added_tokens_decoder()
         flagged = {token.content: Special(id_, token.lstrip, token.rstrip) for id_, token in added.items() if token.special}
         self.specials = {marker: Special(self.special(marker)) for marker in markers} | flagged
@@ -66,6 +80,23 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out, spaces as they are."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def spelled(self, id_: int) -> bytes:
+        """The bytes that a token adds to a text, which may be a part of a character; of a special token none.
+
+        Those of all tokens of a text, joined, are the text; of some vocabularies with a space before its first word.
+        """
+        token = self._backend.id_to_token(id_)
+        if token is None or id_ in self._ids:
+            return b""
+        if self._bytewise and all(letter in _LETTERS for letter in token):
+            return bytes(_LETTERS[letter] for letter in token)
+        if not self._bytewise and (single := _SINGLE.fullmatch(token)):
+            return bytes.fromhex(single[1])
+        # behind another one: some vocabularies drop the space of the first
+        before = self._backend.encode("a", add_special_tokens=False).ids
+        known = self._backend.decode(before, skip_special_tokens=True)
+        return self._backend.decode([*before, id_], skip_special_tokens=True)[len(known) :].encode()
 
     def to_json(self) -> str:
         """The vocabulary and its rules, in the format of `tokenizer.json`."""

@@ -49,3 +49,17 @@ def test_threads_get_what_they_would_get_alone() -> None:
     alone = [tokenizer.encode(text) for text in texts]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(tokenizer.encode, texts)) == alone
+
+
+def test_the_bytes_of_tokens_are_told_one_by_one() -> None:
+    """Of a vocabulary with a token for each byte, as SentencePiece's are, whose first word is decoded without its space."""
+    vocabulary = {"<unk>": 0, "▁a": 1, "b": 2, "▁": 3, "a": 4, **{f"<0x{byte:02X}>": 5 + byte for byte in range(256)}}
+    backend = Tokenizer(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
+    backend.add_special_tokens(["<s>"])
+    tokenizer = TextTokenizer(backend)
+    ids = [1, 2, *(5 + byte for byte in "🦊".encode()), 1, tokenizer.special("<s>")]
+    spelled = [tokenizer.spelled(one) for one in ids]
+    assert spelled == [b" a", b"b", b"\xf0", b"\x9f", b"\xa6", b"\x8a", b" a", b""]
+    assert b"".join(spelled).decode().removeprefix(" ") == tokenizer.decode(ids)

@@ -115,7 +115,7 @@ class _Call:
         events = ticket.events()
         first = self._sound(await anext(events))
         service.metrics.begun(self._seconds)
-        reply = Reply(request.model, service.pipe.vlm.tokenizer.decode, wanted.likeliest)
+        reply = Reply(request.model, service.pipe.vlm.tokenizer, wanted.likeliest)
         if request.stream:
             self._held.push(self._over)
             usage = request.stream_options is not None and request.stream_options.include_usage

@@ -9,7 +9,7 @@ from time import time
 from mmsdk.answer import Tokens
 from mmsdk.apps.serve.refusal import RefusedError
 from mmsdk.generate.logprobs import Likely, Said
-from mmsdk.generate.text import Decode
+from mmsdk.models.types import Tokenizer
 from mmsdk.serve.engine import Event
 
 __all__ = ["DONE", "Reply", "failed"]
@@ -21,11 +21,11 @@ DONE = b"data: [DONE]\n\n"
 class Reply:
     """One completion by a model: its name and moment go into everything that is said of it.
 
-    `decode` spells single tokens, of which `likeliest` are told in the place of each where it is told how likely they were.
+    `tokenizer` spells single tokens, of which `likeliest` are told in the place of each where it is told how likely they were.
     """
 
     model: str
-    decode: Decode
+    tokenizer: Tokenizer
     likeliest: int = 0
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time()))
@@ -57,8 +57,9 @@ class Reply:
 
     def _token(self, one: Said | Likely) -> dict[str, object]:
         # JSON has no infinity; OpenAI's own word for what is all but impossible
-        text, logprob = self.decode([one.id]), max(one.logprob, -9999.0)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        # a token may be a part of a character: its bytes can be joined, its text cannot
+        spelled, logprob = self.tokenizer.spelled(one.id), max(one.logprob, -9999.0)
+        return {"token": spelled.decode(errors="replace"), "logprob": logprob, "bytes": list(spelled)}
 
     def _head(self, kind: str) -> dict[str, object]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

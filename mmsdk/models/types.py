@@ -41,6 +41,10 @@ class Codec(Protocol):
 class Tokenizer(Codec, Hashable, Protocol):
     """A codec that can say its vocabulary."""
 
+    def spelled(self, id_: int) -> bytes:
+        """The bytes that a token adds to a text; of a special token none."""
+        ...
+
     def to_json(self) -> str:
         """The vocabulary and its rules, in the format of `tokenizer.json`."""
         ...

@@ -106,6 +106,16 @@ def test_logprobs_are_told_as_openai_tells_them(small: Mini, server: Any) -> Non
     assert server.ask(LONG, max_tokens=1).choices[0].logprobs is None
 
 
+def test_the_bytes_of_tokens_that_are_parts_of_letters_join_to_the_text(server: Any) -> None:
+    said = "𓀀é🦊"
+    how: dict[str, Any] = {"max_tokens": 30, "logprobs": True, "top_logprobs": 1, "extra_body": {"guided_choice": [said]}}
+    whole = server.ask("Say it.", **how).choices[0].logprobs.content
+    streamed = [one for chunk in server.stream("Say it.", **how) for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+    for found in (whole, streamed):
+        assert b"".join(bytes(one.bytes) for one in found).decode().strip() == said
+        assert any(one.token == "\ufffd" and bytes(one.bytes) != b"\xef\xbf\xbd" for one in found)
+
+
 def test_pb_12_stop_strings_end_a_stream_where_they_end_the_whole(small: Mini, server: Any) -> None:
     (answer,) = answers(small, [([], LONG, {"max_tokens": 20})])
     stop = [answer[8:11], answer[5:7]]
