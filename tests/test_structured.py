@@ -78,6 +78,27 @@ def test_a_batch_says_what_its_questions_say_one_by_one_and_a_stream_what_the_wh
         assert "".join(stream) == alone[0] and stream.answer.finish == "stop"
 
 
+def test_objects_of_a_class_have_its_fields_alone_unless_it_says_otherwise() -> None:
+    class Inner(pydantic.BaseModel):
+        count: int
+
+    class Open(pydantic.BaseModel, extra="allow"):
+        count: int
+
+    class Outer(pydantic.BaseModel):
+        properties: Inner
+        others: list[Inner]
+        open: Open
+        words: dict[str, str]
+
+    schema = json.loads(Constraint.of(schema=Outer).grammar.removeprefix("body: %json "))
+    assert schema["additionalProperties"] is False and schema["$defs"]["Inner"]["additionalProperties"] is False
+    assert schema["$defs"]["Open"]["additionalProperties"] is True
+    assert schema["properties"]["words"]["additionalProperties"] == {"type": "string"}
+    told = Outer.model_json_schema()
+    assert "additionalProperties" not in json.loads(Constraint.of(schema=told).grammar.removeprefix("body: %json "))
+
+
 def test_a_class_of_pydantics_is_a_schema(small: Mini) -> None:
     """Its own schema, by which it reads the answer."""
 
@@ -87,7 +108,7 @@ def test_a_class_of_pydantics_is_a_schema(small: Mini) -> None:
 
     pipe = Pipeline(small)
     answer = pipe([], "What?", schema=Found, max_tokens=80)
-    assert answer == pipe([], "What?", schema=Found.model_json_schema(), max_tokens=80)
+    assert answer == pipe([], "What?", schema={**Found.model_json_schema(), "additionalProperties": False}, max_tokens=80)
     assert Found.model_validate_json(answer).colour in ("red", "green")
 
     class Called(pydantic.BaseModel):

@@ -241,10 +241,29 @@ def _one_line(schema: Schema) -> str:
 
 def _of_model(model: Modelled) -> Mapping[str, Any]:
     try:
-        return model.model_json_schema()
+        return _closed(model.model_json_schema())
     except Exception as error:
         # the class's own code, and Pydantic's for a field that JSON Schema has no words for
         raise InputError(f"{shown(model)} does not give its schema: {error}", item="schema") from error
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A class's schema whose objects have the fields of their class and no others, but where it says what else they may have."""
+    told: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs"):
+            told[key] = {name: _closed(one) if isinstance(one, Mapping) else one for name, one in value.items()}
+        elif key in ("default", "examples", "const", "enum"):
+            told[key] = value
+        elif isinstance(value, Mapping):
+            told[key] = _closed(value)
+        elif isinstance(value, list):
+            told[key] = [_closed(one) if isinstance(one, Mapping) else one for one in value]
+        else:
+            told[key] = value
+    if told.get("type") == "object" and "properties" in told:
+        told.setdefault("additionalProperties", False)
+    return told
 
 
 def _matching(regex: object) -> str:
