@@ -110,7 +110,8 @@ def test_the_bytes_of_tokens_that_are_parts_of_letters_join_to_the_text(server: 
     said = "𓀀é🦊"
     how: dict[str, Any] = {"max_tokens": 30, "logprobs": True, "top_logprobs": 1, "extra_body": {"guided_choice": [said]}}
     whole = server.ask("Say it.", **how).choices[0].logprobs.content
-    streamed = [one for chunk in server.stream("Say it.", **how) for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+    told = [chunk.choices[0].logprobs for chunk in server.stream("Say it.", **how)]
+    streamed = [one for some in told if some for one in some.content or []]
     for found in (whole, streamed):
         assert b"".join(bytes(one.bytes) for one in found).decode().strip() == said
         assert any(one.token == "\ufffd" and bytes(one.bytes) != b"\xef\xbf\xbd" for one in found)
