@@ -1,6 +1,5 @@
 """What may be a stream without end, and what holds it: all that can be told before anything of it is read (`mmsdk.stream`)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmsdk import plugins
@@ -20,9 +19,6 @@ __all__ = ["USUAL", "Room", "bounding", "check_memory", "check_model", "usual"]
 USUAL = "streaming:1024"
 """How a stream is held where nobody says; by a model whose context is no longer, half its context."""
 
-# (height, width) of frames as cameras take them, so small that no model sees fewer tokens in larger ones
-_SHAPES = ((16, 16), (12, 16), (9, 16), (16, 12), (16, 9))
-
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -33,25 +29,18 @@ class Room:
     hold: int
     window: int
 
-    def check(self, sizes: Sequence[tuple[int, int]] = _SHAPES) -> None:
-        """Raises InputError where a full window is more than is held, whichever of these sizes (height, width) its frames have.
-
-        Where no frame has come yet these are small ones in the shapes of cameras, of which a model that always sees as many tokens, or
-        nearly, has as many as of others.
-        """
-        new = self._least(sizes, self.window)
+    def check(self, size: tuple[int, int]) -> None:
+        """Raises InputError where a full window of frames of this size (height, width) is more than is held."""
+        new = self._tokens(size, self.window)
         if new > self.hold:
-            held = [few for few in range(2, self.window) if self._least(sizes, few) <= self.hold]
-            fewer = f", or take fewer frames together: window={held[-1]}" if held else f": two frames are {self._least(sizes, 2)}"
+            held = [few for few in range(2, self.window) if self._tokens(size, few) <= self.hold]
+            fewer = f", or take fewer frames together: window={held[-1]}" if held else f": two frames are {self._tokens(size, 2)}"
             raise self.refusal(new, fewer)
 
     def refusal(self, new: int, fewer: str = "") -> InputError:
         """What is told of so many tokens at one time; `fewer` is the last of its advice, where it is known which window would be held."""
         told = f"{new} tokens come at one time, and {self.hold} are held; hold more, compress more"
         return InputError(told + (fewer or f", or take fewer frames together: a window= below {self.window}"), item="stream")
-
-    def _least(self, sizes: Sequence[tuple[int, int]], frames: int) -> int:
-        return min(self._tokens(size, frames) for size in sizes)
 
     def _tokens(self, size: tuple[int, int], frames: int) -> int:
         """Visual tokens that go into the decoder of so many frames; none that a target of time decides about."""
@@ -89,7 +78,7 @@ def bounding(kv: str | None) -> tuple[PolicyMemory, int]:
 def usual(vlm: VLM) -> str:
     """The memory of a stream of this model where nobody names one."""
     asked = plugins.parse(USUAL)
-    return USUAL if int(asked.amount) < vlm.context else f"{asked.name}:{max(1, vlm.context // 2)}"
+    return USUAL if int(asked.amount) < vlm.context else f"{asked.name}:{max(5, vlm.context // 2)}"
 
 
 def check_model(vlm: VLM, compression: Compression) -> None:

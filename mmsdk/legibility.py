@@ -39,13 +39,13 @@ def guarded(media: Sequence[Media | Encoded], seen: Sequence[Seen], sights: Sequ
     """The sights of a row, `seen` by the encoder, with their fidelity, and a note on each picture whose writing the budget starves.
 
     The same note is given as a LegibilityWarning; InputError where the program has made that an error. What was kept whole is not looked
-    at, nor are clips.
+    at, and clips for their fidelity alone.
     """
     return tuple(_guarded(*one) for one in zip(media, seen, sights, strict=True))
 
 
 def _guarded(media: Media | Encoded, seen: Seen, sight: Sight) -> Sight:
-    # looked at only where something was compressed: it takes a millisecond or two
+    # looked at only where something was compressed: of mini's inputs it takes a millisecond or two
     if sight.audit.method == "identity":
         return sight
     kept = int(sight.audit.assignment.max()) + 1

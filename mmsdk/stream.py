@@ -91,7 +91,7 @@ class StreamSession:
     Where `kv` is None it is `USUAL`, or what of it fits the model's context; what is asked for is held as it is asked for.
     Raises PluginError for a policy that does not bound a stream and for a compression that works inside encoder or decoder or wants to know
     the question, BudgetError for a share of what has no length and for more than the model's context, ModelError for a model whose
-    positions cannot close up, or not under this policy, InputError for windows of which none would be held.
+    positions cannot close up, or not under this policy.
     """
 
     def __init__(self, vlm: VLM, compression: Compression, kv: str | None, window: int = 8, worn: Worn = Worn()) -> None:
@@ -102,7 +102,6 @@ class StreamSession:
         check_memory(vlm, memory)
         self._vlm, self._compression, self._window = vlm, compression, windowed(window)
         self._room = Room(vlm, compression, self._hold, self._window)
-        self._room.check()
         # before the first frame something must stand in its place for the layout; the decoder never sees it
         blank = Image(torch.zeros(3, 16, 16, dtype=torch.uint8))
         with torch.no_grad():
@@ -153,7 +152,7 @@ class StreamSession:
             now = dataclasses.replace(self._now, arrived=self._now.arrived.push(frame, seconds))
             if now.arrived.count == 1:
                 # what a model sees in a frame may depend on its size, which is that of all
-                self._room.check([now.arrived.size])
+                self._room.check(now.arrived.size)
             self._now = self._looked(now, Clock(device_of(self._vlm))) if len(now.arrived.frames) == self._window else now
 
     @torch.no_grad()

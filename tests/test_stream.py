@@ -283,15 +283,17 @@ def test_what_cannot_be_streamed_is_refused(small: Mini, pipe: Pipeline) -> None
         ("window:7", 8, "identity", "^stream: 32 tokens .* 7 are held; hold more, compress more: two frames are 8$"),
     ],
 )
-def test_a_window_that_is_not_held_is_told_before_any_frame_comes(small: Mini, kv: str, window: int, compress: str, told: str) -> None:
+def test_a_window_that_is_not_held_is_told_at_the_first_frame(small: Mini, kv: str, window: int, compress: str, told: str) -> None:
     """The small model sees four tokens in every frame. What is advised is held, and one frame more is not."""
     pipe = Pipeline(small, compression(compress))
+    stream = pipe.stream_session(kv, window=window)
     with pytest.raises(InputError, match=told) as refused:
-        pipe.stream_session(kv, window=window)
+        shown(stream, frames_of(1))
+    assert stream.frames == 0
     for advised in (int(found) for found in re.findall(r"window=(\d+)", str(refused.value))):
         assert shown(pipe.stream_session(kv, window=advised), frames_of(2 * advised)).frames == 2 * advised
         with pytest.raises(InputError, match="at one time"):
-            pipe.stream_session(kv, window=advised + 1)
+            shown(pipe.stream_session(kv, window=advised + 1), frames_of(1))
     # of a count it does not matter how many come
     assert shown(Pipeline(small, compression("uniform:5")).stream_session(kv, window=window), frames_of(8)).kept == 5
 

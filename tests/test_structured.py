@@ -96,6 +96,14 @@ def test_objects_of_a_class_have_its_fields_alone_unless_it_says_otherwise() -> 
     assert schema["$defs"]["Open"]["additionalProperties"] is True
     assert schema["properties"]["words"]["additionalProperties"] == {"type": "string"}
     told = Outer.model_json_schema()
+    # two conditions that one object is to meet, each of which knows one of its fields
+    both = [{"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in ("a", "b")]
+
+    class Joined(pydantic.BaseModel, json_schema_extra={"allOf": both}):
+        a: int
+        b: int
+
+    assert json.loads(Constraint.of(schema=Joined).grammar.removeprefix("body: %json "))["allOf"] == both
     assert "additionalProperties" not in json.loads(Constraint.of(schema=told).grammar.removeprefix("body: %json "))
 
 

@@ -23,6 +23,8 @@ __all__ = ["Fidelity", "Learnability", "best_cosine", "compressibility", "fideli
 
 # Rows of the similarity matrix held at once: bounds memory whatever the length of a clip.
 BLOCK = 1024
+# Products of numbers that measuring an input may take; of more tokens every second, third, ... is looked at.
+MOST = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,15 @@ def fidelity(full: VisualTokens, compressed: Compressed, tau: float = 0.9) -> Fi
 
 
 def preserved(x: Float[Tensor, "n d"], survivors: Float[Tensor, "k d"], assignment: Int[Tensor, " n"], tau: float = 0.9) -> Fidelity:
-    """The same of features alone; `assignment` is the survivor that each token became part of, or -1."""
-    source, kept = x.float(), survivors.float()
-    nearest = torch.cat([torch.cdist(block, kept).argmin(dim=1) for block in source.split(BLOCK)])
-    represented = kept[torch.where(assignment < 0, nearest, assignment)]
+    """The same of features alone; `assignment` is the survivor that each token became part of, or -1.
+
+    Where so much is kept of so many that it would take long, of tokens at even distances alone.
+    """
+    every = -(-x.numel() * len(survivors) // MOST)
+    source, kept, group = x[:: max(every, 1)].float(), survivors.float(), assignment[:: max(every, 1)].clone()
+    dropped = group < 0
+    group[dropped] = torch.cat([torch.cdist(block, kept).argmin(dim=1) for block in source[dropped].split(BLOCK)])
+    represented = kept[group]
     error = (source - represented).square().sum()
     spread = (source - source.mean(dim=0)).square().sum()
     # tokens that are all alike have no spread; then any error at all is reported as it stands

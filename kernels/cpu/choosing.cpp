@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include <cmath>
+#include <new>
 #include <vector>
 
 namespace {
@@ -137,28 +138,39 @@ void greedy(Source &source, float *loss, long count, float tie, long *out) {
     }
 }
 
+// Every input by itself, `apart` on threads of their own. Whether there was memory: nothing may be thrown out of threads.
+template <class Choose>
+bool each(long b, bool apart, Choose choose) {
+    bool room = true;
+#pragma omp parallel for schedule(static) if (b > 1 && apart) reduction(&& : room)
+    for (long i = 0; i < b; i++) try {
+            choose(i);
+        } catch (const std::bad_alloc &) {
+            room = false;
+        }
+    return room;
+}
+
 }  // namespace
 
 extern "C" {
 
-// first: [b]; out: [b, count]
-void choose_farthest(const float *source, const long *first, long b, long n, long d, long whole, long count, float tie, long *out) {
+// first: [b]; out: [b, count]. Both say whether there was memory for it.
+long choose_farthest(const float *source, const long *first, long b, long n, long d, long whole, long count, float tie, long *out) {
     const bool alone = !whole && b < omp_get_max_threads() && n * d >= SHARED;
-#pragma omp parallel for schedule(static) if (b > 1 && !alone)
-    for (long i = 0; i < b; i++) {
+    return each(b, !alone, [=](long i) {
         Source mine{source + i * n * (whole ? n : d), n, d, whole != 0, alone, {}};
         farthest(mine, first[i], count, tie, out + i * count);
-    }
+    });
 }
 
 // loss: [b, n], less the squared length of every token; it is written over. out: [b, count]
-void choose_greedily(const float *source, float *loss, long b, long n, long d, long whole, long count, float tie, long *out) {
+long choose_greedily(const float *source, float *loss, long b, long n, long d, long whole, long count, float tie, long *out) {
     const bool alone = !whole && b < omp_get_max_threads() && n * d >= SHARED;
-#pragma omp parallel for schedule(static) if (b > 1 && !alone)
-    for (long i = 0; i < b; i++) {
+    return each(b, !alone, [=](long i) {
         Source mine{source + i * n * (whole ? n : d), n, d, whole != 0, alone, {}};
         greedy(mine, loss + i * n, count, tie, out + i * count);
-    }
+    });
 }
 
 }

@@ -47,7 +47,8 @@ def _farthest(z: Tensor, first: Tensor, count: int) -> Tensor:
     z, first = z.detach().float().contiguous(), first.long().contiguous()
     (b, n, d), source, out = z.shape, _source(z, count), first.new_empty(len(z), count)
     whole = source is not z
-    _functions().choose_farthest(source.data_ptr(), first.data_ptr(), b, n, d, whole, count, TIE, out.data_ptr())
+    if not _functions().choose_farthest(source.data_ptr(), first.data_ptr(), b, n, d, whole, count, TIE, out.data_ptr()):
+        raise MemoryError(f"no memory to choose {count} of {n} tokens")
     return out
 
 
@@ -56,7 +57,8 @@ def _greedy(y: Tensor, count: int) -> Tensor:
     (b, n, d), source = y.shape, _source(y, count)
     loss, out = y.square().sum(dim=2).neg_(), torch.empty(b, count, dtype=torch.int64)
     whole = source is not y
-    _functions().choose_greedily(source.data_ptr(), loss.data_ptr(), b, n, d, whole, count, TIE, out.data_ptr())
+    if not _functions().choose_greedily(source.data_ptr(), loss.data_ptr(), b, n, d, whole, count, TIE, out.data_ptr()):
+        raise MemoryError(f"no memory to choose {count} of {n} tokens")
     return out
 
 

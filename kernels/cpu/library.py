@@ -53,6 +53,8 @@ _SIGNATURES = {
     "choose_farthest": (_POINTER, _POINTER, *(_LONG,) * 5, ctypes.c_float, _POINTER),
     "choose_greedily": (_POINTER, _POINTER, *(_LONG,) * 5, ctypes.c_float, _POINTER),
 }
+# Those that say whether there was memory.
+_TELLING = ("choose_farthest", "choose_greedily")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def library() -> Native:
         return Native(None, f"it cannot be kept or opened ({error}); torch's kernels decode, slower")
     for name, arguments in _SIGNATURES.items():
         function = getattr(functions, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, _LONG if name in _TELLING else None
     return Native(functions, f"compiled by {compiler}, in {path.parent}")
 
 

@@ -12,7 +12,7 @@ not copied. All of it needs `ready()`, and rows that `fits`, `takes` or `attends
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +26,8 @@ __all__ = ["Memory", "attend", "attends", "finish", "fits", "product", "project"
 
 # Columns of a tile; no head has more channels than this.
 _STEP, _WIDEST = 32, 256
+# Tokens times layers of one call, half a second's worth of a small model.
+_AT_ONCE = 2**14
 
 
 class _Attention(ctypes.Structure):
@@ -120,8 +122,18 @@ def read(
 ) -> tuple[Float[Tensor, "b _ w"], Float[Tensor, "b s w"]]:
     """The stream after these layers, of the `last` so many tokens of each row (all with 0), and before the last of them; m = b s.
 
-    A token sees those before it in its row, and all layers have the same sizes. `fits` must hold of each, and `reads` of the memory.
+    A token sees those before it in its row, and all layers have the same sizes. `fits` must hold of each, and `reads` of the memory. Few
+    layers go in one call of a long prompt, as Python hears of Ctrl-C between calls alone.
     """
+    some, before = max(1, _AT_ONCE // (x.shape[0] * x.shape[1])), x
+    for start in range(0, len(layers), some):
+        ends = slice(start, start + some)
+        part = replace(memory, keys=memory.keys[ends], values=memory.values[ends])
+        x, before = _read(layers[ends], x, cos, sin, part, last if start + some >= len(layers) else 0)
+    return x, before
+
+
+def _read(layers: Sequence[Layer], x: Tensor, cos: Tensor, sin: Tensor, memory: Memory, last: int) -> tuple[Tensor, Tensor]:
     (b, s, width), count, fields = x.shape, len(layers), layers[0].fields
     last = min(last, s) or s
     heads = fields.heads * fields.head_dim

@@ -194,8 +194,8 @@ def _takes(x: Float[Tensor, "b s w"]) -> bool:
 
 
 def _plain(layer: Layer) -> bool:
-    attention = layer._modules["attention"]
-    return isinstance(attention, SelfAttention) and type(attention.core) is Dense
+    attention, hooked = layer._modules["attention"], layer._forward_hooks or layer._forward_pre_hooks
+    return isinstance(attention, SelfAttention) and type(attention.core) is Dense and not hooked
 
 
 def _turns(rotation: Rotation, rows: int, half: int) -> tuple[Float[Tensor, "m f"], Float[Tensor, "m f"]]:

@@ -253,7 +253,8 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in schema.items():
         if key in ("properties", "$defs"):
             told[key] = {name: _closed(one) if isinstance(one, Mapping) else one for name, one in value.items()}
-        elif key in ("default", "examples", "const", "enum"):
+        elif key in ("default", "examples", "const", "enum", "allOf", "if", "then", "else", "not"):
+            # values, and conditions that hold of one object together, each of which knows some of its fields
             told[key] = value
         elif isinstance(value, Mapping):
             told[key] = _closed(value)

@@ -38,7 +38,7 @@ class PolicyMemory:
             value = getattr(self.policy, knob, 0)
             if value < 0:
                 raise PluginError(f"{self.name}: {knob} is {value}, it must be at least 0")
-        sinks = 0 if isinstance(self.policy, Reader) else getattr(self.policy, "sinks", 0)
+        sinks = getattr(self.policy, "sinks", 0) if isinstance(self.policy, Evictor) else 0
         if isinstance(self.amount, int) and self.amount <= sinks:
             told = f"{self.name}:{self.amount} has no room beside its first tokens (sinks={sinks})"
             raise BudgetError(f"{told}; keep at least {sinks + 1}, or lower sinks")

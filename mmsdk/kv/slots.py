@@ -125,7 +125,7 @@ def joined(parts: Sequence[Slots]) -> Slots:
     count = max(1, max(int(part.lengths.max()) for part in parts), max(part.count - _blank(part) for part in parts))
     positions = [F.pad(part.positions[:, max(0, part.count - count) :], (max(0, count - part.count), 0), value=-1) for part in parts]
     together = Slots.empty(sum(map(len, positions)), 2 * count, positions[0].device)
-    together.fill(torch.cat(positions), len({part.count for part in parts}) == 1 and all(part.ordered for part in parts))
+    together.fill(torch.cat(positions), all(part.ordered and part.count == count for part in parts))
     return together
 
 

@@ -137,3 +137,36 @@ def test_what_is_no_number_stays_none_in_its_row() -> None:
     cache = memory_of("dense").begin(shape, [20] * CONFIG.layers, [()] * 2)[0]
     found = fast(x, torch.arange(20).expand(2, -1), cache).isnan().all(-1)
     assert found[1, 7:].all() and not found[0].any()
+
+
+@torch.no_grad()
+def test_hooks_of_a_layer_are_called() -> None:
+    """Of prompts and of single tokens: such a decoder's layers are called one by one."""
+    fast, _ = decoders(CONFIG)
+    heard = list[tuple[int, ...]]()
+    hook = fast.layers[1].register_forward_hook(lambda _, __, out: heard.append(tuple(out.shape)))
+    ids = torch.randint(0, CONFIG.vocabulary, (1, 20), generator=torch.Generator().manual_seed(1))
+    cache = cache_of(fast, "dense", 1, 21)
+    hooked = fast(fast.embed(ids), torch.arange(20)[None], cache), fast(fast.embed(ids[:, :1]), cache.position[:, None], cache)
+    assert heard == [(1, 20, CONFIG.width), (1, 1, CONFIG.width)]
+    hook.remove()
+    again = cache_of(fast, "dense", 1, 21)
+    agree(fast(fast.embed(ids), torch.arange(20)[None], again), hooked[0])
+    assert len(heard) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("last", [0, 1])
+def test_long_prompts_take_few_layers_at_one_time(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    fast, _ = decoders(CONFIG)
+    ids = torch.randint(0, CONFIG.vocabulary, (2, 20), generator=torch.Generator().manual_seed(1))
+
+    def both() -> tuple[Tensor, Tensor]:
+        cache = cache_of(fast, "dense", 2, 21)
+        found = fast(fast.embed(ids), torch.arange(20).expand(2, -1), cache, last=last)
+        return found, fast(fast.embed(ids[:, :1]), cache.position[:, None], cache)
+
+    whole = both()
+    monkeypatch.setattr(prompt, "_AT_ONCE", 90)  # two layers, then one
+    for found, expected in zip(both(), whole, strict=True):
+        assert torch.equal(found, expected)

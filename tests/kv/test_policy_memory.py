@@ -49,7 +49,7 @@ def test_what_is_compressed_before_is_evicted_after(small: Mini) -> None:
         assert texts(pipe(pairs, max_tokens=3)) == [str(pipe(*pair, max_tokens=3)) for pair in pairs]
 
 
-@pytest.mark.parametrize("kv", ["streaming:2", "streaming:4", "tiered:4"])
+@pytest.mark.parametrize("kv", ["streaming:2", "streaming:4"])
 def test_a_count_with_no_room_beside_the_sinks_is_refused(kv: str) -> None:
     with pytest.raises(BudgetError, match="sinks=4.*keep at least 5"):
         policy_of(kv)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mmsdk.errors import BudgetError
+from mmsdk.tokencomp import fidelity as tokencomp_fidelity
 from mmsdk.tokencomp.audit import compose, dropped, owners
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.fidelity import best_cosine, fidelity
@@ -78,6 +79,14 @@ def test_fidelity_equals_its_definition() -> None:
     assert measured.nqe == pytest.approx(error / spread, rel=1e-4)
     assert measured.coverage == pytest.approx(sum(c >= 0.5 for c in cosines) / 25)
     assert measured.cosine == pytest.approx(sum(cosines) / 25, rel=1e-4)
+
+
+def test_fidelity_of_very_many_tokens_is_that_of_some_at_even_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, kept = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 11, 40])
+    assignment = torch.full((64,), -1).index_put((kept,), torch.arange(3))
+    asked = tokencomp_fidelity.preserved(source[::3], source[kept], assignment[::3])
+    monkeypatch.setattr(tokencomp_fidelity, "MOST", 64 * 8)
+    assert tokencomp_fidelity.preserved(source, source[kept], assignment) == asked
 
 
 def test_fidelity_of_everything_is_perfect_and_of_the_mean_is_one() -> None:
