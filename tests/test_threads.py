@@ -158,12 +158,13 @@ def test_a_question_that_is_not_kept_holds_nobody_off(pipe: Pipeline, monkeypatc
 @pytest.mark.parametrize("kv", ["window:64", "streaming:64", "h2o:64", "tiered:64", "snapkv:64,window=8,interval=8"])
 def test_a_stream_that_is_fed_by_one_thread_and_asked_by_another_loses_no_frame(pipe: Pipeline, hasty: None, kv: str) -> None:
     stream, frames = pipe.stream_session(kv, window=4), frames_of(30, seed=3)
+    shown(stream, frames[:1])
 
     def ask() -> None:
         for number in range(4):
             stream.ask("What?", max_tokens=2, keep=number % 2 == 0)
 
-    others = [Aside(lambda: shown(stream, frames)), Aside(ask), Aside(ask)]
+    others = [Aside(lambda: shown(stream, frames[1:], 1.0)), Aside(ask), Aside(ask)]
     for other in others:
         other.begin(0)
     assert all(other.done() and not other.raised for other in others)

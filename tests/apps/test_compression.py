@@ -40,6 +40,9 @@ class Numbers:
     def decode(self, ids: list[int]) -> str:
         return "".join(f" #{i}" for i in ids)
 
+    def spelled(self, id_: int) -> bytes:
+        return self.decode([id_]).encode()
+
     def to_json(self) -> str:
         return ""
 

@@ -46,6 +46,9 @@ class Letters:
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(i - 3) for i in ids)
 
+    def spelled(self, id_: int) -> bytes:
+        return self.decode([id_]).encode()
+
     def to_json(self) -> str:
         return tokenizers.Tokenizer(WordLevel({chr(i - 3): i for i in range(3, 293)}, unk_token=" ")).to_json()
 
