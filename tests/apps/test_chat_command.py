@@ -62,7 +62,8 @@ def objects(capsys: pytest.CaptureFixture[str]) -> list[dict]:
 
 
 LINES = """
-import fcntl, termios
+import fcntl, signal, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs, tests among them, ignore it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from mmsdk.apps.commands.chat import _lines
 for line in _lines():
