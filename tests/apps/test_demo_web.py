@@ -5,6 +5,7 @@ One server and one browser for the whole file. Where a page waits for something,
 
 import base64
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,7 +19,9 @@ import pytest
 
 pytest.importorskip("gradio", reason="needs the extra demo")
 
+import numpy as np
 import torch
+from PIL import Image, ImageSequence
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from mmsdk.apps.web.bench import RESULTS
@@ -262,12 +265,21 @@ def test_a_clip_is_made_of_a_sentence_and_what_cannot_be_read_is_told(page: Page
     says(page.locator("#film-status"), "made in")
     clip = films.pipe()(TEXT, steps=4, guidance=3.0, attention="nabla", two_stage=True)
     source = page.locator("#film img").get_attribute("src") or ""
-    assert base64.b64decode(source.partition(",")[2]) == animated(clip)
+    shown, other = base64.b64decode(source.partition(",")[2]), films.pipe()(TEXT, steps=4, guidance=3.0, two_stage=True, seed=1)
+    # the last bit of a number may depend on the thread, and all colours of a GIF's table on one pixel
+    assert apart(shown, animated(clip)) < 4 < apart(shown, animated(other))
     says(page.locator("#film .mm-facts"), f"{clip.cost.passes}")
     page.locator("#film-text textarea").fill("a <b>green</b> ball")
     page.locator("#film-make").click()
     says(page.locator(".toast-body").last, "is none of them")
     expect(page.locator("#film-status .mm-status")).to_have_text("", timeout=PATIENCE)
+
+
+def apart(one: bytes, other: bytes) -> float:
+    """By how much of 255 the pixels of two films differ, in the mean."""
+    films = ([frame.convert("RGB") for frame in ImageSequence.Iterator(Image.open(io.BytesIO(content)))] for content in (one, other))
+    mine, theirs = (np.stack([np.asarray(frame, float) for frame in frames]) for frames in films)
+    return float(abs(mine - theirs).mean()) if mine.shape == theirs.shape else 255.0
 
 
 @pytest.fixture
