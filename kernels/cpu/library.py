@@ -3,8 +3,8 @@
     native = library()
     if native.functions is None: print(native.state)     # why there is none; torch's kernels do the work then
 
-It wants Linux, a compiler and a processor with AVX-512 BF16 (Intel since Cooper Lake and Sapphire Rapids, AMD since Zen 4). It shares
-torch's threads: GCC links it to the one OpenMP that torch brings, and another compiler would not.
+It wants Linux, a compiler and a processor with AVX-512 BF16 and VNNI (Intel since Cooper Lake and Sapphire Rapids, AMD since Zen 4). It
+shares torch's threads: GCC links it to the one OpenMP that torch brings, and another compiler would not.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from mmsdk.errors import WeightsError
 __all__ = ["Native", "compiled", "library"]
 
 _FOLDER = Path(__file__).parent
-_UNITS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "fma")
+_UNITS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "avx512vnni", "fma")
 # Sums may be reordered where the code leaves it open. Not -ffast-math: a library linked with it makes the whole process lose its
 # denormal numbers.
 _LOOSE = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-freciprocal-math")
@@ -68,8 +68,9 @@ class Native:
 @cache
 def library() -> Native:
     """The library of this process; compiles it the first time on a machine, or after a change."""
-    if sys.platform != "linux" or not torch.cpu.get_capabilities().get("avx512_bf16", False):
-        return Native(None, "this processor has no AVX-512 BF16, for which it is written; torch's kernels decode")
+    has = torch.cpu.get_capabilities()
+    if sys.platform != "linux" or not all(has.get(unit, False) for unit in ("avx512_bf16", "avx512_vnni")):
+        return Native(None, "this processor has no AVX-512 BF16 and VNNI, for which it is written; torch's kernels decode")
     compiler = shutil.which("g++")
     if compiler is None:
         return Native(None, "no C++ compiler (g++) is on the PATH; torch's kernels decode, slower")

@@ -31,6 +31,7 @@ class MatrixFields(ctypes.Structure):
         *((name, ctypes.c_long) for name in ("kind", "rows", "columns", "group")),
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
         ("tiles", ctypes.c_long),
+        ("bytes", ctypes.c_long),
     ]
 
 
@@ -77,7 +78,7 @@ def _matrix(kind: int, rows: int, columns: int, group: int, weights: Tensor, sca
     assert weights.device.type == scales.device.type == "cpu", "on the processor"
     parts = [part for part in (weights, scales, bias) if part is not None]
     pointers = [part.data_ptr() for part in parts] + [None] * (3 - len(parts))
-    return Matrix(MatrixFields(kind, rows, columns, group, *pointers, True), tuple(parts))
+    return Matrix(MatrixFields(kind, rows, columns, group, *pointers, True, kind != _WIDE), tuple(parts))
 
 
 def laid_out(

@@ -21,12 +21,12 @@ constexpr long TILE = 16, BLOCK = 8;
 
 // INT8: codes [n, k] with k a multiple of 16, scales [n]. INT4: codes [n/16, k/8, 16, 4 bytes]: a row's 32 bits hold columns 0 2 4 6 in
 // the lower half and 1 3 5 7 in the upper, from the lowest four bits up; scales [n/16, k/group, 16, 2], scale and zero. `tiles`: whether
-// products may go by tiles, if this process may use them.
+// products may go by tiles, if this process may use them; `bytes`: else, whether many rows of x may be rounded to bytes.
 struct Matrix {
     long kind, rows, columns, group;
     const void *weights;
     const bf16 *scales, *bias;
-    long tiles;
+    long tiles, bytes;
 };
 
 struct Layer {

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "many.h"
+#include "bytes.h"
 
 namespace {
 
@@ -94,7 +94,7 @@ struct Columns {
     __mmask16 lanes;
     __m512 scale, bias;
     bool scaled;
-    Columns(const Matrix &a, long at) : at(at), lanes(live(std::max(0l, a.rows - at))), scaled(a.kind == INT8) {
+    Columns(const Matrix &a, long at, bool scaled) : at(at), lanes(live(std::max(0l, a.rows - at))), scaled(scaled) {
         scale = scaled ? wide(lanes, a.scales + at) : _mm512_set1_ps(1);
         bias = a.bias ? wide(lanes, a.bias + at) : _mm512_setzero_ps();
     }
@@ -115,8 +115,8 @@ auto rounded(bf16 *out, long n) {
 
 // The first tile of each panel, and the end of the last one. Panels are even, and such that the threads end together: by tiles all of one
 // size, by vectors ever smaller ones towards the end, as these take longer, and not every core is as fast as the next at every moment.
-void cut_panels(long tiles, long k, long threads, bool by_tiles, std::vector<long> &bounds) {
-    const long most = std::max(2l, PANEL / (k * 2 * TILE) / 2 * 2);
+void cut_panels(long tiles, long bytes, long threads, bool by_tiles, std::vector<long> &bounds) {
+    const long most = std::max(2l, PANEL / bytes / 2 * 2);
     long best = 2, cost = tiles * threads * 2;
     for (long size = 2; size <= most; size += 2) {
         const long each = (up(tiles, size) / size + threads - 1) / threads * size;
@@ -133,24 +133,41 @@ struct Taken {
     long begin, rows, left, right;
 };
 
+// All rows of x in bytes, filled up to whole pairs of tiles, of which what is not in x is anything.
+Bytes in_bytes(const bf16 *x, long m, long k) {
+    static thread_local Kept<uint8_t> all_codes;
+    static thread_local Kept<float> all_scales;
+    const long rows = up(m, PAIR), groups = groups_of(k);
+    uint8_t *codes;
+    float *scales;
+#pragma omp single copyprivate(codes, scales)
+    codes = all_codes.of(rows * k), scales = all_scales.of(rows * groups);
+#pragma omp for schedule(static)
+    for (long i = 0; i < m; i++) to_bytes(x + i * k, k, codes + i * k, scales + i * groups);
+    return {codes, scales};
+}
+
 // x[m, k] times a matrix, its tiles in the order of `row_of`: take(row of x, first column and what belongs to sixteen, twice, and values),
 // which touches what it is told to. To be called by all threads of a region, which wait for each other at the end.
 template <class RowOf, class Take>
 void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, Touched touched, Take take) {
     static thread_local Kept<bf16> panels, tails;
     static thread_local std::vector<long> bounds;
-    const bool by_tiles = a.tiles && tiles_allowed();
-    const long k = a.columns, steps = k / 32, threads = omp_get_num_threads();
-    cut_panels(tiles, k, threads, by_tiles, bounds);
+    const bool by_tiles = a.tiles && tiles_allowed(), by_bytes = a.bytes && !by_tiles;
+    const long k = a.columns, steps = k / 32, threads = omp_get_num_threads(), laid = by_bytes ? laid_bytes(k) / 2 : k * TILE;
+    const Bytes bytes = by_bytes ? in_bytes(x, m, k) : Bytes{nullptr, nullptr};
+    cut_panels(tiles, 2 * laid, threads, by_tiles, bounds);
     const long panels_all = bounds.size() - 1, blocks = up(m, PAIR) / PAIR;
     const long parts = std::min(blocks, (threads + panels_all - 1) / panels_all);
-    bf16 *panel = panels.of(up(bounds[1], 2) * k * TILE), *tail = tails.of(PAIR * k);
-    if (m % PAIR) {
+    bf16 *panel = panels.of(up(bounds[1], 2) * laid), *tail = tails.of(PAIR * k);
+    if (m % PAIR && !by_bytes) {
         const long rest = m % PAIR * k;
         std::copy_n(x + m / PAIR * PAIR * k, rest, tail);
         std::fill_n(tail + rest, PAIR * k - rest, (bf16)0);
     }
     const auto row = [=](long t) { return t < tiles ? row_of(t) : a.rows; };
+    // Bytes come scaled.
+    const auto columns = [=](long at) { return Columns(a, at, a.kind == INT8 && !by_bytes); };
     Taken both[2];
     for (Taken &one : both) one.rows = one.left = one.right = 0;
     long turn = 0;
@@ -163,7 +180,10 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
     for (long task = 0; task < panels_all * parts; task++) {
         const long first = bounds[task / parts], last = bounds[task / parts + 1], count = up(last - first, 2), part = task % parts;
         const long begin = blocks * part / parts, end = blocks * (part + 1) / parts;
-        for (long t = first; t < last; t++) lay_across(a, row_of(t), panel + (t - first) * k * TILE);
+        for (long t = first; t < last; t++) {
+            bf16 *to = panel + (t - first) * laid;
+            by_bytes ? lay_bytes(a, row_of(t), (uint8_t *)to) : lay_across(a, row_of(t), to);
+        }
         // Likely the thread's next panel.
         const long next = std::min((task + threads) / parts, panels_all);
         const bool other = !by_tiles && next < panels_all && bounds[next] != first;
@@ -172,20 +192,25 @@ void multiply(const Matrix &a, const bf16 *x, long m, long tiles, RowOf row_of, 
             const long rows = std::min(PAIR, m - block * PAIR);
             const bf16 *from = rows < PAIR ? tail : x + block * PAIR * k;
             for (long t = 0; t < count; t += 2, turn ^= 1) {
-                const bf16 *b = panel + t * k * TILE;
+                const bf16 *b = panel + t * laid, *beside = first + t + 1 < tiles ? b + laid : b;
                 const Taken &done = both[turn ^ 1];
-                const Columns left(a, done.left), right(a, done.right);
+                const Columns left = columns(done.left), right = columns(done.right);
                 // Vectors take so long that all of this is here by then.
                 if (!by_tiles) touched.bring(block * PAIR, rows, row(first + t));
                 coming.bring(row_of);
-                four<false>(by_tiles, rows, from, from + 16 * k, 2 * k, 32, b, first + t + 1 < tiles ? b + k * TILE : b, SIZE, steps,
-                            both[turn].c, [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); },
-                            t || block + 1 == end ? 0 : 2 * PAIR * k);
+                if (by_bytes) {
+                    four_by_bytes(bytes.at(block * PAIR, k), rows, (const uint8_t *)b, (const uint8_t *)beside, k, both[turn].c);
+                    take_rows(done, left, right, 0, PAIR);
+                } else {
+                    four<false>(by_tiles, rows, from, from + 16 * k, 2 * k, 32, b, beside, SIZE, steps, both[turn].c,
+                                [&](long i) { take_rows(done, left, right, i * each, (i + 1) * each); },
+                                t || block + 1 == end ? 0 : 2 * PAIR * k);
+                }
                 both[turn].begin = block * PAIR, both[turn].rows = rows;
                 both[turn].left = row(first + t), both[turn].right = row(first + t + 1);
             }
         }
-        take_rows(both[turn ^ 1], Columns(a, both[turn ^ 1].left), Columns(a, both[turn ^ 1].right), 0, PAIR);
+        take_rows(both[turn ^ 1], columns(both[turn ^ 1].left), columns(both[turn ^ 1].right), 0, PAIR);
         both[turn ^ 1].rows = 0;
     }
 }

@@ -21,10 +21,17 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=GENERATOR)
 
 
-def made(kind: str, weight: Tensor, bias: Tensor | None = None, tiles: bool = True) -> tuple[matrix.Matrix, Tensor]:
+def made(kind: str, weight: Tensor, bias: Tensor | None = None, tiles: bool = True, in_bytes: bool = False) -> tuple[matrix.Matrix, Tensor]:
     found, stands_for = _made(kind, weight, bias)
-    found.fields.tiles = tiles
+    found.fields.tiles, found.fields.bytes = tiles, in_bytes
     return found, stands_for
+
+
+def in_bytes(rows: Tensor, group: int) -> Tensor:
+    """Numbers rounded to 127ths of the largest of their group of columns."""
+    parts = rows.split(group, 1)
+    scales = [part.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127 for part in parts]
+    return torch.cat([(part / scale).round() * scale for part, scale in zip(parts, scales, strict=True)], 1)
 
 
 def _made(kind: str, weight: Tensor, bias: Tensor | None) -> tuple[matrix.Matrix, Tensor]:
@@ -51,6 +58,30 @@ def test_products_of_many_rows_are_those_of_the_numbers(kind: str, m: int, n: in
     one, weight = made(kind, numbers(n, k), bias, tiles)
     assert prompt.takes(one)
     close(prompt.product(one, x), x.double() @ weight.T + bias.double(), steps=2)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4/16", "int4/32", "int4/128", "int4/256"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 7, 32), (33, 80, 96), (70, 209, 160), (600, 48, 576)])
+def test_products_by_bytes_are_those_of_rounded_numbers(kind: str, m: int, n: int, k: int) -> None:
+    """Rows of x by groups of 64 columns, and of the matrix, where it has fewer bits, whole."""
+    x, bias = numbers(m, k).bfloat16(), numbers(n).bfloat16()
+    x[0, : k // 2] *= 40
+    one, weight = made(kind, numbers(n, k), bias, tiles=False, in_bytes=True)
+    found = prompt.product(one, x)
+    close(found, in_bytes(x.double(), 64) @ (weight if kind == "int8" else in_bytes(weight, k)).T + bias.double(), steps=2)
+    lost = (found.double() - x.double() @ weight.T - bias.double()).norm() / found.double().norm()
+    assert 0 < lost < 0.02
+
+
+def test_what_is_no_number_stays_with_its_row_and_zeros_stay_zeros() -> None:
+    x = numbers(40, 160).bfloat16()
+    x[3, 7], x[5, 150], x[6] = torch.nan, torch.inf, 0
+    one, weight = made("int4/32", numbers(48, 160), tiles=False, in_bytes=True)
+    found = prompt.product(one, x)
+    assert found[3].isnan().all() and not found[5].isfinite().any() and (found[6] == 0).all()
+    sound = [row for row in range(40) if row not in (3, 5)]
+    close(found[sound], in_bytes(x[sound].double(), 64) @ in_bytes(weight, 160).T, steps=2)
+    assert torch.equal(prompt.product(one, x[10:27]), found[10:27])
 
 
 @pytest.mark.parametrize("tiles", WAYS)
