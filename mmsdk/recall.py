@@ -9,7 +9,7 @@ import dataclasses
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -100,6 +100,22 @@ class Recall:
         if compression.inside_encoder:
             return dict(prompts), contents
         return {index: self.sights.known(prompt, contents[index]) for index, prompt in prompts.items()}, contents
+
+    def waves(
+        self, rows: Mapping[int, Prompt], compression: Compression, contents: Mapping[int, Sequence[bytes]]
+    ) -> Iterator[dict[int, Prompt]]:
+        """The rows of a batch that go through the encoder together, and then, if there are any, those that look at the same as one of them.
+
+        These find it encoded, as long as what was made of the others is told (`saw`) in between.
+        """
+        met, later = set[bytes](), list[int]()
+        for index in rows if self.sights.most and not compression.inside_encoder else ():
+            if not met.isdisjoint(contents[index]):
+                later.append(index)
+            met.update(contents[index])
+        yield {index: row for index, row in rows.items() if index not in later}
+        if later:
+            yield {index: self.sights.known(rows[index], contents[index]) for index in later}
 
     def saw(
         self,

@@ -179,11 +179,14 @@ def lay_out(
         with clock.stage("compress"):
             plans, missed = parted(fit(prompts))
         with clock.stage("encode"):
-            fitted = {index: prompts[index] for index in plans}
-            looked: dict[int, list[Seen] | MmsdkError] = _by_eye(eyes, fitted, lambda eye, mine: _encoded(eye, plans, mine))
-            seen, unseen = parted(looked)
+            fitted, looked = {index: prompts[index] for index in plans}, dict[int, list[Seen] | MmsdkError]()
             names = {index: eye.name for index, eye in eyes.items()}
-            recall.saw(names, compression, prompts, contents, {index: [one.tokens for one in row] for index, row in seen.items()})
+            for wave in recall.waves(fitted, compression, contents):
+                prompts |= wave
+                looked |= _by_eye(eyes, wave, lambda eye, mine: _encoded(eye, plans, mine))
+                tokens = {index: [one.tokens for one in row] for index in wave if not isinstance(row := looked[index], MmsdkError)}
+                recall.saw(names, compression, wave, {index: contents[index] for index in wave if contents}, tokens)
+            seen, unseen = parted({index: looked[index] for index in fitted})
         with clock.stage("compress"):
             shorter, unfit = parted(by_plan(plans, seen, before, compress))
         with clock.stage("prefill"):

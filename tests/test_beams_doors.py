@@ -12,7 +12,7 @@ import torch
 from mmsdk.answer import Answer
 from mmsdk.chat import Chat
 from mmsdk.compress import compression
-from mmsdk.errors import InputError, MmsdkError
+from mmsdk.errors import InputError
 from mmsdk.generate.beams import working
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.memory import DenseMemory, PagedMemory
@@ -21,7 +21,6 @@ from mmsdk.kv.shape import Shape
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.recall import recalling
-from mmsdk.serve.engine import Engine
 from mmsdk.vision.types import Image
 
 Draw = Callable[[int], Image]
@@ -117,14 +116,7 @@ def test_beams_keep_to_a_form(small: Mini, picture: Draw) -> None:
         pipe(picture(0), "What is it?", n=4, num_beams=3)
 
 
-def test_an_engine_and_drawing_refuse_beams(small: Mini) -> None:
-    engine = Engine(Pipeline(small, recall=recalling("paged")))
-    wrong = engine.submit([], "What?", GenerationConfig(num_beams=2, max_tokens=4))
-    right = engine.submit([], "What?", GenerationConfig(max_tokens=4))
-    outcomes = engine.drain()
-    finish = outcomes[wrong].finish
-    assert isinstance(finish, InputError) and finish.item == "num_beams" and "pipeline" in str(finish)
-    assert not isinstance(outcomes[right].finish, MmsdkError) and engine.held == 0
+def test_drawing_refuses_beams(small: Mini) -> None:
     with pytest.raises(InputError, match="num_beams"):
         Pipeline(small)([], "What?", num_beams=2, temperature=0.5)
 

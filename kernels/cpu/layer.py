@@ -11,7 +11,7 @@ Everything is bfloat16, and rounded where these functions give it back. What a l
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix, MatrixFields
 from mmsdk.kernels.cpu.rounded import Aged
 
-__all__ = ["FEW", "Layer", "Place", "attend", "attends", "finish", "project", "run"]
+__all__ = ["FEW", "Layer", "Place", "Step", "StepFields", "attend", "attends", "fields_of", "finish", "project", "run"]
 
 # Up to so many rows a step is reading weights: they are one side of a tile of AMX.
 FEW = 16
@@ -54,6 +54,36 @@ class Place:
     pieces: Sequence[Sequence[tuple[int, int]]]
     newest: Sequence[int]
     aged: Aged | None = None
+
+    def among(self, layers: slice) -> "Place":
+        """Those of some of these layers."""
+        aged = None if self.aged is None else self.aged.among(self.aged.first + (layers.start or 0), self.aged.columns)
+        return replace(self, keys=self.keys[layers], values=self.values[layers], aged=aged)
+
+
+class StepFields(ctypes.Structure):
+    """`Step` of prompt.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "cosine", "sine", "keys", "values")),
+        *((name, ctypes.c_long) for name in ("head", "token")),
+        *((name, ctypes.c_void_p) for name in ("newest", "pieces")),
+        ("parts", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in ("aged", "columns")),
+        ("old", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in ("before", "out")),
+        ("m", ctypes.c_long),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A step of a few rows, to go through layers beside prompts (`mmsdk.kernels.cpu.prompt.read_beside`); what is in it is as in `run`."""
+
+    x: Float[Tensor, "m w"]
+    cos: Float[Tensor, "m f"]
+    sin: Float[Tensor, "m f"]
+    place: Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,11 +166,23 @@ def run(
     """
     out, before, count = torch.empty_like(x), torch.empty_like(x), len(layers)
     pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))
-    memory = [(ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)) for parts in (place.keys, place.values)]
+    turns = x.data_ptr(), cos.data_ptr(), sin.data_ptr()
+    _functions().run(pointers, count, *turns, *_where(place), before.data_ptr(), out.data_ptr(), len(x))
+    return out, before
+
+
+def fields_of(step: Step, before: Float[Tensor, "m w"], out: Float[Tensor, "m w"]) -> tuple[StepFields, tuple[object, ...]]:
+    """A step as C++ is told of it, and what has to stay alive for that."""
+    where = _where(step.place)
+    turns = step.x.data_ptr(), step.cos.data_ptr(), step.sin.data_ptr()
+    told = [ctypes.cast(one, ctypes.c_void_p) if isinstance(one, ctypes.Array) else one for one in where]
+    return StepFields(*turns, *told, before.data_ptr(), out.data_ptr(), len(step.x)), (where, told)
+
+
+def _where(place: Place) -> tuple[object, ...]:
+    """Keys and values of each layer, strides, places of new tokens, pieces, and what has aged."""
+    memory = [(ctypes.c_void_p * len(parts))(*(part.data_ptr() for part in parts)) for parts in (place.keys, place.values)]
     pieces = [number for row, parts in enumerate(place.pieces) for part in parts for number in (row, *part)]
     aged = place.aged.columns if place.aged is not None else ()
     old = None if place.aged is None else place.aged.address, _numbers([number for pair in aged for number in pair]), len(aged)
-    where = *memory, place.head, place.token, _numbers(place.newest), _numbers(pieces), len(pieces) // 3, *old
-    turns = x.data_ptr(), cos.data_ptr(), sin.data_ptr()
-    _functions().run(pointers, count, *turns, *where, before.data_ptr(), out.data_ptr(), len(x))
-    return out, before
+    return *memory, place.head, place.token, _numbers(place.newest), _numbers(pieces), len(pieces) // 3, *old

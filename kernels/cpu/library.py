@@ -46,7 +46,7 @@ _SIGNATURES = {
     "project_many": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "finish_many": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "attend_many": (_POINTER, _POINTER),
-    "read_many": (_POINTER, _LONG, *(_POINTER,) * 10, _LONG, _LONG, _LONG),
+    "read_many": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),
     "block_project": (_POINTER, _POINTER, _POINTER, _LONG),
     "block_add": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "block_feed": (_POINTER, _POINTER, _POINTER, _LONG),

@@ -1,21 +1,55 @@
 // A decoder layer for the many rows of a prompt: products of tiles, and everything on the way but attention.
 //
-// project_many: x -> norm -> q k v, q and k turned.    finish_many: o, residual, norm, gated MLP, residual.    read_many: layer after layer.
+// project_many: x -> norm -> q k v, q and k turned.    finish_many: o, residual, norm, gated MLP, residual.    read_many: layer after layer,
+// of several prompts, and of a step of others beside them.
 //
 // Letters: m rows of x, h heads over g of keys and values, d the width of a head.
 
+#include <vector>
+
 #include "attend_many.h"
 #include "panels.h"
+#include "rounded.h"
 
-// That of decode.cpp, of at most so many rows.
+// Those of decode.cpp, of at most so many rows.
 constexpr long FEW = 16;
 extern "C" void finish(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out, long m);
+extern "C" void run(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys,
+                    bf16 *const *values, long head, long token, const long *newest, const long *pieces, long parts, const Aged *aged,
+                    const long *columns, long old, bf16 *before, bf16 *out, long m);
 
 // Where keys and values of tokens lie: strides of the heads, and, where there are tokens `behind` the new ones, from which element on those
 // and the new ones stand together.
 struct Memory {
     Strides strides;
     long start, behind;
+};
+
+// A prompt's pass: s new tokens in each of b rows, x[b, s, width]; token i of all leaves its key and value at element places[i] of every
+// layer's keys and values. Each sees what stands before it in its row, the new ones and those that lie there already. `before` is the
+// stream in front of the last layer, `out` the one behind it, of the `last` so many tokens of every row. `work` has room for qkv and for
+// what heads saw of all tokens, and for the stream of the last ones.
+struct Read {
+    const bf16 *x, *cosine, *sine;
+    bf16 *const *keys, *const *values;
+    const long *places;
+    Memory memory;
+    bf16 *work, *before, *out;
+    long b, s, last;
+};
+
+// What `run` is told of a step.
+struct Step {
+    const bf16 *x, *cosine, *sine;
+    bf16 *const *keys, *const *values;
+    long head, token;
+    const long *newest, *pieces;
+    long parts;
+    const Aged *aged;
+    const long *columns;
+    long old;
+    bf16 *before, *out;
+    long m;
 };
 
 namespace {
@@ -127,39 +161,60 @@ void finish_many(const Layer *layer, const bf16 *x, const bf16 *seen, bf16 *out,
     }
 }
 
-// Some layers one after the other, of s new tokens in each of b rows, x[b, s, width]; token i of all leaves its key and value at element
-// places[i] of every layer's keys and values. Each sees what stands before it in its row, the new ones and those that lie there already.
-// `before` is the stream in front of the last layer, `out` the one behind it, of the `last` so many tokens of every row. `work` has room for
-// qkv and for what heads saw of all tokens, and for the stream of the last ones.
-void read_many(const Layer *const *layers, long count, const bf16 *x, const bf16 *cosine, const bf16 *sine, bf16 *const *keys,
-               bf16 *const *values, const long *places, const Memory *memory, bf16 *work, bf16 *before, bf16 *out, long b, long s, long last) {
-    const Layer &first = *layers[0];
-    const long m = b * s, width = first.width, h = first.heads, g = first.kv_heads, d = first.head_dim, all = (h + 2 * g) * d;
-    const long behind = memory->behind, step = memory->strides.head;
-    bf16 *qkv = work, *seen = qkv + m * all;
+}
+
+namespace {
+
+// One layer of a prompt's pass, which stands in `one.x` from then on, unless it is the `end`.
+void read_layer(const Layer *layer, long l, bool end, Read &one) {
+    const long b = one.b, s = one.s, last = one.last, m = b * s, width = layer->width, d = layer->head_dim, h = layer->heads;
+    const long g = layer->kv_heads, all = (h + 2 * g) * d, behind = one.memory.behind, step = one.memory.strides.head;
+    bf16 *qkv = one.work, *seen = qkv + m * all, *keys = one.keys[l], *values = one.values[l];
+    const long *places = one.places;
+    project_rows(layer, one.x, one.cosine, one.sine, qkv, m, [=](long i, long which, const bf16 *from) {
+        std::copy_n(from, d, which < g ? keys + places[i] + which * step : values + places[i] + (which - g) * step);
+    });
     const Strides own = {s * all, d, all};
-    Attention asked = {qkv, nullptr, nullptr, nullptr, own, own, own, {0, 0, 0}, b, h, g, s, behind + s, d, behind, first.qkv.tiles,
+    Attention asked = {qkv, nullptr, nullptr, nullptr, own, own, own, {0, 0, 0}, b, h, g, s, behind + s, d, behind, layer->qkv.tiles,
                        1 / std::sqrt((float)d)};
-    if (behind) asked.key = asked.value = memory->strides;
-    if (count == 1) std::copy_n(x, m * width, before);
-    for (long l = 0; l < count; l++) {
-        project_rows(layers[l], x, cosine, sine, qkv, m, [=](long i, long which, const bf16 *from) {
-            std::copy_n(from, d, which < g ? keys[l] + places[i] + which * step : values[l] + places[i] + (which - g) * step);
-        });
-        asked.keys = behind ? keys[l] + memory->start : qkv + h * d;
-        asked.values = behind ? values[l] + memory->start : qkv + (h + g) * d;
-        if (l + 1 < count) {
-            attend_many(&asked, seen);
-            finish_many(layers[l], x, seen, before, m);
-            x = before;
-            continue;
-        }
-        // Of the other tokens only keys and values are wanted any more.
-        bf16 *stream = seen + m * h * d;
-        asked.queries += (s - last) * all, asked.behind += s - last, asked.s = last;
+    if (behind) asked.key = asked.value = one.memory.strides;
+    asked.keys = behind ? keys + one.memory.start : qkv + h * d;
+    asked.values = behind ? values + one.memory.start : qkv + (h + g) * d;
+    if (!end) {
         attend_many(&asked, seen);
-        for (long row = 0; row < b; row++) std::copy_n(x + (row * s + s - last) * width, last * width, stream + row * last * width);
-        (b * last <= FEW ? finish : finish_many)(layers[l], stream, seen, out, b * last);
+        finish_many(layer, one.x, seen, one.before, m);
+        one.x = one.before;
+        return;
+    }
+    if (one.x != one.before) std::copy_n(one.x, m * width, one.before);
+    // Of the other tokens only keys and values are wanted any more.
+    bf16 *stream = seen + m * h * d;
+    asked.queries += (s - last) * all, asked.behind += s - last, asked.s = last;
+    attend_many(&asked, seen);
+    for (long row = 0; row < b; row++) std::copy_n(one.x + (row * s + s - last) * width, last * width, stream + row * last * width);
+    (b * last <= FEW ? finish : finish_many)(layer, stream, seen, one.out, b * last);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Some layers one after the other, of several prompts and, where there is one, of a step of others: all of them go through a layer before
+// the next, so that its weights come from memory once.
+void read_many(const Layer *const *layers, long count, const Read *given, long n, const Step *step) {
+    static thread_local Kept<bf16> kept;
+    std::vector<Read> reads(given, given + n);
+    const long size = step ? step->m * layers[0]->width : 0;
+    bf16 *streams = kept.of(2 * size);
+    const bf16 *x = step ? step->x : nullptr;
+    for (long l = 0; l < count; l++) {
+        const bool end = l + 1 == count;
+        for (Read &one : reads) read_layer(layers[l], l, end, one);
+        if (!step) continue;
+        bf16 *after = end ? step->out : streams + l % 2 * size;
+        run(layers + l, 1, x, step->cosine, step->sine, step->keys + l, step->values + l, step->head, step->token, step->newest, step->pieces,
+            step->parts, step->old ? step->aged + l : nullptr, step->columns, step->old, step->before, after, step->m);
+        x = after;
     }
 }
 

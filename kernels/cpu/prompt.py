@@ -4,6 +4,7 @@
     seen = attend(query, keys, values, behind, biases)   # [b, h, s, d], a view of [b, s, h, d]
     x = finish(layer, x, seen)                           # [m, width]
     x, before = read(layers, x, cos, sin, memory, last)  # all of it, layer after layer, storing the new keys and values
+    told, steps = read_beside(layers, reads, steps)      # the same of several prompts, and of a decode step of others
     out = product(matrix, x)                             # [m, n]
 
 Everything is bfloat16, summed in float32 and rounded where these functions give it back. Weights are read as they lie for decoding, and are
@@ -18,11 +19,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmsdk.kernels.cpu.layer import Layer
+from mmsdk.kernels.cpu.layer import Layer, Step, StepFields, fields_of
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix
 
-__all__ = ["Memory", "attend", "attends", "finish", "fits", "product", "project", "read", "reads", "ready", "takes"]
+__all__ = [
+    "Memory", "Read", "attend", "attends", "finish", "fits", "product", "project", "read", "read_beside", "reads", "ready", "takes",
+]  # fmt: skip
 
 # Columns of a tile; no head has more channels than this.
 _STEP, _WIDEST = 32, 256
@@ -47,6 +50,17 @@ class _Memory(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("row", "head", "token", "start", "behind")]
 
 
+class _Read(ctypes.Structure):
+    """`Read` of prompt.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "cosine", "sine", "keys", "values", "places")),
+        ("memory", _Memory),
+        *((name, ctypes.c_void_p) for name in ("work", "before", "out")),
+        *((name, ctypes.c_long) for name in ("b", "s", "last")),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Where a prompt's pass leaves the keys and values of some layers, a piece of memory each, and finds those of the tokens `behind` it.
@@ -62,6 +76,18 @@ class Memory:
     strides: tuple[int, int, int]
     behind: int = 0
     start: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """A prompt's pass: the stream of s tokens in each of b rows, how they are turned, m = b s, where they go, and how many are wanted of
+    each row (`read`)."""
+
+    x: Float[Tensor, "b s w"]
+    cos: Float[Tensor, "m f"]
+    sin: Float[Tensor, "m f"]
+    memory: Memory
+    last: int = 0
 
 
 def ready() -> bool:
@@ -125,27 +151,66 @@ def read(
     A token sees those before it in its row, and all layers have the same sizes. `fits` must hold of each, and `reads` of the memory. Few
     layers go in one call of a long prompt, as Python hears of Ctrl-C between calls alone.
     """
-    some, before = max(1, _AT_ONCE // (x.shape[0] * x.shape[1])), x
+    ((found,), _) = read_beside(layers, [Read(x, cos, sin, memory, last)])
+    return found
+
+
+Passed = tuple[Float[Tensor, "b _ w"], Float[Tensor, "b s w"]]
+
+
+def read_beside(layers: Sequence[Layer], reads: Sequence[Read], steps: Sequence[Step] = ()) -> tuple[list[Passed], list[Passed]]:
+    """What `read` gives of each of several prompts, and what `mmsdk.kernels.cpu.layer.run` does of one step of others, or of none.
+
+    All of them go through a layer before the next, so that its weights come from memory once. Not a bit of what comes out is another.
+    """
+    assert len(steps) <= 1, "all who speak are rows of one step"
+    some = max(1, _AT_ONCE // max(1, sum(one.x.shape[0] * one.x.shape[1] for one in reads)))
+    streams, spoken = [(one.x, one.x) for one in reads], [(one.x, one.x) for one in steps]
     for start in range(0, len(layers), some):
-        ends = slice(start, start + some)
-        part = replace(memory, keys=memory.keys[ends], values=memory.values[ends])
-        x, before = _read(layers[ends], x, cos, sin, part, last if start + some >= len(layers) else 0)
-    return x, before
+        here, end = slice(start, start + some), start + some >= len(layers)
+        parts = [
+            replace(one, x=x, memory=_among(one.memory, here), last=one.last if end else 0)
+            for one, (x, _) in zip(reads, streams, strict=True)
+        ]
+        asked = [replace(one, x=x, place=one.place.among(here)) for one, (x, _) in zip(steps, spoken, strict=True)]
+        streams, spoken = _passed(layers[here], parts, asked)
+    return streams, spoken
 
 
-def _read(layers: Sequence[Layer], x: Tensor, cos: Tensor, sin: Tensor, memory: Memory, last: int) -> tuple[Tensor, Tensor]:
-    (b, s, width), count, fields = x.shape, len(layers), layers[0].fields
-    last = min(last, s) or s
-    heads = fields.heads * fields.head_dim
-    work = x.new_empty(b * s * (2 * heads + 2 * fields.kv_heads * fields.head_dim) + b * last * width)
-    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
-    before, out = torch.empty_like(x), x.new_empty(b, last, width)
+def _among(memory: Memory, layers: slice) -> Memory:
+    return replace(memory, keys=memory.keys[layers], values=memory.values[layers])
+
+
+def _passed(layers: Sequence[Layer], reads: Sequence[Read], steps: Sequence[Step]) -> tuple[list[Passed], list[Passed]]:
+    count, alive = len(layers), list[object]()
     pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))
-    pieces = [(ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)) for parts in (memory.keys, memory.values)]
-    where = *pieces, memory.places.data_ptr(), ctypes.byref(_Memory(*memory.strides, memory.start, memory.behind))
+    told, asked, found, spoken = list[_Read](), list[StepFields](), list[Passed](), list[Passed]()
+    for one in reads:
+        fields, kept, passed = _fields(layers[0], one)
+        told, found = [*told, fields], [*found, passed]
+        alive.append(kept)
+    for step in steps:
+        out, before = torch.empty_like(step.x), torch.empty_like(step.x)
+        given, held = fields_of(step, before, out)
+        asked, spoken = [*asked, given], [*spoken, (out, before)]
+        alive.append(held)
+    _functions().read_many(pointers, count, (_Read * len(told))(*told), len(told), *[ctypes.byref(one) for one in asked] or [None])
+    return found, spoken
+
+
+def _fields(layer: Layer, one: Read) -> tuple[_Read, tuple[object, ...], Passed]:
+    """A prompt's pass as C++ is told of it, what has to stay alive for that, and where its results will be."""
+    (b, s, width), fields, memory = one.x.shape, layer.fields, one.memory
+    last = min(one.last, s) or s
+    heads = fields.heads * fields.head_dim
+    work = one.x.new_empty(b * s * (2 * heads + 2 * fields.kv_heads * fields.head_dim) + b * last * width)
+    x, cos, sin = one.x.contiguous(), one.cos.contiguous(), one.sin.contiguous()
+    before, out = torch.empty_like(x), x.new_empty(b, last, width)
+    pieces = [(ctypes.c_void_p * len(parts))(*(part.data_ptr() for part in parts)) for parts in (memory.keys, memory.values)]
+    where = *(ctypes.cast(piece, ctypes.c_void_p) for piece in pieces), memory.places.data_ptr()
+    lying = _Memory(*memory.strides, memory.start, memory.behind)
     given, found = (x.data_ptr(), cos.data_ptr(), sin.data_ptr()), (work.data_ptr(), before.data_ptr(), out.data_ptr())
-    _functions().read_many(pointers, count, *given, *where, *found, b, s, last)
-    return out, before
+    return _Read(*given, *where, lying, *found, b, s, last), (work, x, cos, sin, pieces), (out, before)
 
 
 def attends(query: Float[Tensor, "b h s d"], keys: Float[Tensor, "b g t e"], values: Float[Tensor, "b g t w"]) -> bool:

@@ -7,6 +7,7 @@ all layers where the cache is one piece of memory or pages, else two or three a 
 experts, latent attention, adapters) goes the layers' own way. Both ways agree to within rounding; this one rounds less often.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -37,7 +38,7 @@ from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
 
-__all__ = ["NativeRun", "NativeStep", "hasten"]
+__all__ = ["NativeRun", "NativeStep", "Pass", "hasten"]
 
 
 def hasten(decoder: Decoder, room: Room | None = None) -> None:
@@ -141,6 +142,16 @@ class NativeStep:
         return native.finish(made, x[:, 0], seen.flatten(1))[:, None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Some tokens on their way, for which the cache has made room; `last` as in `Decoder.run`."""
+
+    x: Float[Tensor, "b s w"]
+    rotation: Rotation
+    cache: KVCache
+    last: int = 0
+
+
 class NativeRun:
     """A decode step, or a prompt whose rows are all as long, through several layers whose tokens are read where they lie."""
 
@@ -151,30 +162,49 @@ class NativeRun:
         self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range, last: int
     ) -> tuple[Float[Tensor, "b _ w"], ...]:
         """See `Express`; the cache has made room for the tokens."""
-        if not rows.here(x) or not isinstance(cache, DenseCache | PagedCache):
-            return ()
-        if _takes(x):
-            return self._step(x, rotation, cache, layers)
-        return self._prompt(x, rotation, cache, layers, last) if x.shape[1] > 1 else ()
+        for step in self._step(x, rotation, cache, layers):
+            made = self._made(layers)
+            return tuple(part[:, None] for part in native.run(made, step.x, step.cos, step.sin, step.place)) if made else ()
+        for one in self._prompt(x, rotation, cache, layers, last):
+            made = self._made(layers)
+            return prompt.read(made, one.x, one.cos, one.sin, one.memory, last) if made and prompt.fits(made[0]) else ()
+        return ()
 
-    def _step(self, x: Float[Tensor, "b 1 w"], rotation: Rotation, cache: DenseCache | PagedCache, layers: range) -> tuple[Tensor, ...]:
+    def beside(self, passes: Sequence[Pass], layers: range) -> tuple[Float[Tensor, "_ _ w"], ...]:
+        """The streams behind these layers of passes that go through them side by side, of which one at most is a step.
+
+        Nothing where it does not take each of them; of every cache the same holds as when it is called.
+        """
+        steps = [self._step(one.x, one.rotation, one.cache, layers) for one in passes]
+        reads = [
+            () if step else self._prompt(one.x, one.rotation, one.cache, layers, one.last) for one, step in zip(passes, steps, strict=True)
+        ]
+        made = self._made(layers) if all(step or read for step, read in zip(steps, reads, strict=True)) else []
+        if not made or not prompt.fits(made[0]):
+            return ()
+        told, spoken = prompt.read_beside(made, [one for read in reads for one in read], [one for step in steps for one in step])
+        streams, said = iter(told), iter(spoken)
+        return tuple(next(said)[0][:, None] if step else next(streams)[0] for step in steps)
+
+    def _step(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range) -> tuple[native.Step, ...]:
+        """A step of a few rows, if it is one, and their tokens are read where they lie."""
+        if not _takes(x) or not isinstance(cache, DenseCache | PagedCache):
+            return ()
         found = cache.place(layers)
         if not found or not native.attends(found[0].keys[0], found[0].values[0]) or not self._reads(found[0].aged):
             return ()
-        made = self._made(layers)
-        turns = _turns(rotation, len(x), self.decoder.config.head_dim // 2)
-        return tuple(part[:, None] for part in native.run(made, x[:, 0], *turns, found[0])) if made else ()
+        return (native.Step(x[:, 0], *_turns(rotation, len(x), self.decoder.config.head_dim // 2), found[0]),)
 
-    def _prompt(
-        self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: DenseCache | PagedCache, layers: range, last: int
-    ) -> tuple[Tensor, ...]:
+    def _prompt(self, x: Float[Tensor, "b s w"], rotation: Rotation, cache: KVCache, layers: range, last: int) -> tuple[prompt.Read, ...]:
+        """A prompt, if it is one, whose tokens lie as C++ reads them."""
+        if not rows.here(x) or x.shape[1] == 1 or not isinstance(cache, DenseCache | PagedCache):
+            return ()
         found = cache.memory(layers, x.shape[1])
-        made = self._made(layers) if found and prompt.reads(found[0]) else []
-        if not made or not prompt.fits(made[0]):
+        if not found or not prompt.reads(found[0]):
             return ()
         half = self.decoder.config.head_dim // 2
         cos, sin = (part.expand(len(x), 1, x.shape[1], half).reshape(-1, half).bfloat16() for part in (rotation.cos, rotation.sin))
-        return prompt.read(made, x, cos, sin, found[0], last)
+        return (prompt.Read(x, cos, sin, found[0], last),)
 
     def _made(self, layers: range) -> list[native.Layer]:
         """All of these layers as the library takes them, or none where it does not take each."""

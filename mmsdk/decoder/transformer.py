@@ -293,6 +293,21 @@ class Decoder(nn.Module):
         the layers is that of the last so many tokens alone: of the others the last layer only makes keys and values.
         """
         cache.advance(positions, layers)
+        return self.advanced(x, positions, cache, layers, mask, turns, deep, reach, last)
+
+    def advanced(
+        self,
+        x: Float[Tensor, "b s d"],
+        positions: Int[Tensor, "b s"],
+        cache: KVCache,
+        layers: range,
+        mask: Bool[Tensor, "#b 1 s t"] | Float[Tensor, "#b 1 s t"] | None = None,
+        turns: tuple[Int[Tensor, "*c b s"], ...] = (),
+        deep: Sequence[Float[Tensor, "b s d"]] = (),
+        reach: tuple[Int[Tensor, "b s"], ...] = (),
+        last: int = 0,
+    ) -> tuple[Float[Tensor, "b _ d"], Float[Tensor, "b s d"]]:
+        """The same of tokens that the cache has been told to expect (`KVCache.advance`)."""
         local, at, before = self.config.local, turns[0] if turns else positions, x
         mass = cache.mass if isinstance(cache, DenseCache) else ()
         # a cache that turns keys itself, whenever it is read, gets them as they are

@@ -36,7 +36,7 @@ from mmsdk.generate.penalties import Penalties
 from mmsdk.generate.text import Decode
 from mmsdk.kv.types import KVCache
 
-__all__ = ["search", "working"]
+__all__ = ["Search", "penalties_of", "search", "ways_of", "working"]
 
 # Bytes of a step: of each beam and word, in float32, logits, probabilities, scores, and what is chosen from; of each way looked at, its
 # numbers as tensors, as Python's, and as a value.
@@ -161,11 +161,11 @@ def search(
     rows = [Search(place, first, len(stop_ids)) for place, first in enumerate(firsts)]
     with torch.no_grad():
         logits = decoder.logits(hidden)
-        batch = Batch(decoder, cache, _penalties(configs, prompts, logits))
+        batch = Batch(decoder, cache, penalties_of(configs, prompts, logits))
         going = rows
         while True:
             beams = [beam for row in going for beam in row.beams]
-            ways = iter(_ways(logits, beams, batch.penalties, going))
+            ways = iter(ways_of(logits, beams, batch.penalties, going))
             for row in going:
                 row.step(list(chain.from_iterable([next(ways) for _ in row.beams])))
             going = [row for row in going if not row.done]
@@ -202,16 +202,19 @@ class Batch:
         return self._speaker.logits(hidden[:, -1])
 
 
-def _penalties(
+def penalties_of(
     configs: Sequence[GenerationConfig], prompts: Sequence[Sequence[int]], logits: Float[Tensor, "b v"]
 ) -> tuple[Penalties, ...]:
+    """Those of rows of which nothing was said yet, where any has one; words and device are those of `logits`."""
     if not any(config.penalised for config in configs):
         return ()
     return (Penalties.of(configs, prompts, logits.shape[-1], logits.device),)
 
 
-def _ways(logits: Float[Tensor, "r v"], beams: Sequence[Beam], penalties: Sequence[Penalties], going: Sequence[Search]) -> list[list[Way]]:
-    """How every beam may go on, the best first. Here the host waits, once."""
+def ways_of(
+    logits: Float[Tensor, "r v"], beams: Sequence[Beam], penalties: Sequence[Penalties], going: Sequence[Search]
+) -> list[list[Way]]:
+    """How every beam of these searches, one search behind the other, may go on, the best first. Here the host waits, once."""
     v = logits.shape[-1]
     looked_at, most = (min(v, max(counts)) for counts in zip(*((one.looked_at, int(one.config.logprobs)) for one in going), strict=True))
     logprobs = logits.float().log_softmax(-1)
@@ -225,10 +228,10 @@ def _ways(logits: Float[Tensor, "r v"], beams: Sequence[Beam], penalties: Sequen
     columns = best.values, best.indices, logprobs.gather(-1, best.indices), likely.indices, likely.values
     finite = logits.amax(-1, keepdim=True).isfinite()
     told = torch.cat([x.float() for x in (finite, *columns)], dim=-1).tolist()
-    return [_ways_of(beam, row, one, looked_at) for row, (beam, one) in enumerate(zip(beams, told, strict=True))]
+    return [_of_one(beam, row, one, looked_at) for row, (beam, one) in enumerate(zip(beams, told, strict=True))]
 
 
-def _ways_of(beam: Beam, row: int, told: Sequence[float], looked_at: int) -> list[Way]:
+def _of_one(beam: Beam, row: int, told: Sequence[float], looked_at: int) -> list[Way]:
     """The ways of one beam, from the numbers of its row."""
     if not told[0]:
         return [Way(beam, row, -1, math.inf)]

@@ -9,7 +9,8 @@
 A step is schedule, run, postprocess: admit who has room, one token for everyone who speaks, about `chunk` tokens of prompts for those
 who are still read (chunked prefill, Sarathi, arXiv 2308.16369), then see who has ended. Where blocks run out, the latest to be admitted is
 set aside: its blocks are freed, and its prompt and what it has said are read again when there is room. Its text and its draws go on as if
-nothing had been. No request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes.
+nothing had been. No request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes. The beams of a
+request are rows that share its prompt's blocks; a search that is set aside begins anew, for it has told nothing yet.
 
 What a request remembers is what the pipeline's memory says (`kv`): exact blocks, blocks in which older tokens take fewer bits, or a policy
 that lets go of tokens (`mmsdk.serve.pools`); of a model that remembers in levels, those. Tokens that see one another, as those of a picture
@@ -21,6 +22,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import accumulate, islice, zip_longest
 from types import TracebackType
 
 import torch
@@ -28,10 +30,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.adapters import AdapterSpec
-from mmsdk.answer import Tokens
-from mmsdk.answering import guided
 from mmsdk.decoder.adapted import Stack, wear
-from mmsdk.decoder.prefill import prefill_into
+from mmsdk.decoder.beside import Reads, Says, beside
 from mmsdk.decoder.sight import together
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.doors import door
@@ -39,22 +39,19 @@ from mmsdk.encoded import Given
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.constrain import FREE, Guide
-from mmsdk.kv.memory import DenseMemory, PagedMemory, RoundedMemory
+from mmsdk.kv.memory import RoundedMemory
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.shape import Shape
 from mmsdk.kv.types import KVCache
 from mmsdk.pipeline import Pipeline
 from mmsdk.prompt import Prompt
-from mmsdk.recall import Recall, Sights
-from mmsdk.seeing import parted
+from mmsdk.serve.intake import Intake
 from mmsdk.serve.job import Event, Job, Outcome, Reading, laid_with
 from mmsdk.serve.pools import pool_of
-from mmsdk.stages import Clock, Row, device_of, lay_out, legible
+from mmsdk.stages import device_of
 from mmsdk.vision.values import shown, whole
 
 __all__ = ["Engine", "Event", "Outcome"]
-
-_SIGHTS = 128 * 2**20
 
 
 class Engine:
@@ -62,7 +59,8 @@ class Engine:
 
     @door
     def __init__(self, pipe: Pipeline, *, rows: int = 8, chunk: int = 256, tokens: int = 0) -> None:
-        """At most `rows` requests at one time, and a pool for so many `tokens` of them all: by default 1,024 each, and the model's context.
+        """At most `rows` requests at one time, beams counted, and a pool for so many `tokens` of them all: by default 1,024 each, and the
+        model's context.
 
         Raises InputError for a size below 1, where the pipeline compresses inside the decoder, and where its memory does not fit its model.
         """
@@ -81,9 +79,8 @@ class Engine:
         self._pool = pool_of(pipe.recall.memory, shape, rows, tokens or max(pipe.vlm.context, 1024 * rows), chunk)
         # Whether whoever is admitted is promised room to the end of its answer.
         self._promises = config.sees != "before" or not self._pool.rereads
-        self._recall = Recall(PagedMemory() if self._pool.page else DenseMemory(), Sights(_SIGHTS))
+        self._intake = Intake(pipe, bool(self._pool.page))
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
-        self._prepared: dict[int, tuple[Row, list[bytes]]] = {}
         self._reading: list[Reading] = []
         self._speaking: list[Job] = []
         # The rows of those who speak, in their order; one without tokens where nobody does.
@@ -130,7 +127,7 @@ class Engine:
         self._number += 1
         vlm = self._pipe.vlm
         job = Job(self._number, (media, question), config, tenant, vlm.tokenizer.decode, vlm.stop_ids, adapter)
-        job.lead(guide)
+        job.voice.lead(guide)
         self._waiting.setdefault(tenant, deque()).append(job)
         return job.number
 
@@ -139,12 +136,12 @@ class Engine:
         for queue in self._waiting.values():
             for job in [one for one in queue if one.number == number]:
                 queue.remove(job)
-                self._prepared.pop(number, None)
+                self._intake.forget(number)
                 return True
         for one in [one for one in self._reading if one.job.number == number]:
             self._reading.remove(one)
             self._pool.release(one.cache)
-            self._prepared.pop(number, None)
+            self._intake.forget(number)
             return True
         for job in [one for one in self._speaking if one.number == number]:
             self._drop([job])
@@ -159,8 +156,8 @@ class Engine:
         with ExitStack() as broken_off, torch.no_grad():
             broken_off.callback(self.close)
             events = self._admit()
-            events += self._decode()
-            events += self._read()
+            self._make_room()
+            events += self._go_on(*self._pass())
             broken_off.pop_all()
         return events
 
@@ -182,7 +179,7 @@ class Engine:
             self._pool.release(one.cache)
         self._reading.clear()
         self._drop(self._speaking)
-        self._prepared.clear()
+        self._intake.clear()
         self._pool.clear()
 
     @property
@@ -196,19 +193,25 @@ class Engine:
         Who asks what is being read for another of its tenant waits for that; other tenants do not.
         """
         events, twins = list[Event](), set[str]()
-        while len(self._reading) + len(self._speaking) < self._rows and (tenant := self._turn(twins)) is not None:
+        while self._taken < self._rows and (tenant := self._turn(twins)) is not None:
             job = self._waiting[tenant][0]
-            problem = self._look_at(job)
-            if problem is not None:
-                events.append(Event(job.number, (), "", problem))
+            problems = self._wrong_with(job)
+            if problems:
+                events.append(Event(job.number, (), "", problems[0]))
+                self._intake.forget(job.number)
             elif self._being_read(job):
                 twins.add(tenant)
                 continue
-            elif not self._begin(job):
+            elif self._taken + job.width > self._rows or not self._begin(job):
                 break
             self._waiting[tenant].popleft()
             self._waiting.move_to_end(tenant)
         return events
+
+    @property
+    def _taken(self) -> int:
+        """Rows of everyone who is read or speaks, as many as they may come to be."""
+        return sum(job.width for job in (*self._speaking, *(one.job for one in self._reading)))
 
     def _turn(self, but: Collection[str]) -> str | None:
         """The tenant whose turn it is among those who wait."""
@@ -216,45 +219,49 @@ class Engine:
             del self._waiting[tenant]
         return next((tenant for tenant in self._waiting if tenant not in but), None)
 
-    def _look_at(self, job: Job) -> MmsdkError | None:
-        """Encode and lay out a request, once; what is wrong with it."""
-        if job.number in self._prepared:
-            return None
-        vlm, recall = self._pipe.vlm, replace(self._recall, tenant=job.tenant)
-        try:
-            if job.config.num_beams > 1:
-                told = f"{job.config.num_beams} beams of a request change places at every token, and an engine gives each request one row"
-                raise InputError(f"{told}; ask the pipeline, or set num_beams 1", item="num_beams")
-            if job.guide is FREE:
-                job.lead(guided(vlm, job.config))
-            job.worn, clock = self._pipe.adapters.worn(job.adapter, 1), Clock(device_of(vlm))
-            ready = lay_out(vlm, self._pipe.compression, [job.question], job.config.max_tokens, clock, recall=recall, worn=job.worn)
-        except MmsdkError as error:
-            return error
-        _, starved = parted(legible(ready, list(ready.rows.values())))
-        for wrong in (*ready.errors.values(), *starved.values()):
-            return wrong.at(None) if isinstance(wrong, InputError) else wrong
-        (row,), (keys,) = ready.rows.values(), ready.keys
-        most = len(row.embeddings) + job.config.max_tokens
-        if most > self._pool.tokens:
-            told = f"prompt and answer may take {most} tokens, the engine holds {self._pool.tokens}"
-            return InputError(f"{told}; lower max_tokens, or give it more tokens", item="prompt")
-        self._prepared[job.number] = row, keys
-        job.tokens, job.heard = Tokens(row.visual, row.kept, len(row.embeddings)), row.words
-        return None
+    def _wrong_with(self, job: Job) -> tuple[MmsdkError, ...]:
+        """What is wrong with a request, which is looked at the first time, if anything is."""
+        most = min(self._rows, self._pipe.vlm.decoder.config.vocabulary)
+        if job.width > most:
+            told = f"{job.width} beams are as many rows, of which the engine has {most}"
+            return (InputError(f"{told}; ask for fewer, or give it more rows", item="num_beams"),)
+        if job.number not in self._intake:
+            self._intake.look_at([job, *self._next(job)])
+        for wrong in self._intake.wrong(job.number):
+            return (wrong,)
+        tokens = self._most(job)
+        if tokens > self._pool.tokens:
+            told = f"prompt and answer may take {tokens} tokens, the engine holds {self._pool.tokens}"
+            return (InputError(f"{told}; lower max_tokens, or give it more tokens", item="prompt"),)
+        return ()
+
+    def _next(self, first: Job) -> list[Job]:
+        """Whose turn comes after the first one's, as many as there are rows for."""
+        turns = (job for turn in zip_longest(*self._waiting.values()) for job in turn if job is not None and job is not first)
+        rest = islice(turns, max(0, self._rows - self._taken - first.width))
+        return [job for job in rest if job.number not in self._intake and job.width <= self._rows]
+
+    def _most(self, job: Job) -> int:
+        """The tokens that it may take. Beams share what is full of the prompt in exact blocks, and each has begun blocks of its own."""
+        prompt, answer = len(self._intake[job.number][0].embeddings), job.config.max_tokens
+        if job.width == 1 or self._promises:
+            return job.width * (prompt + answer)
+        return prompt + self._pool.page + job.width * (answer + 2 * self._pool.page)
 
     def _being_read(self, job: Job) -> bool:
         """Whether one who is read now brings the next block of this prompt: several answers to one question share what is read once."""
-        row, keys = self._prepared[job.number]
+        row, keys = self._intake[job.number]
         searched = self._searched(keys, len(row.embeddings) + len(job.said))
         place = self._pool.known(searched)
         return any(searched[place : place + 1] == one.keys[place : place + 1] != [] for one in self._reading)
 
     def _begin(self, job: Job) -> bool:
         """Give a job its room and begin to read it; not where there is none, with some to go on for everyone who is there."""
-        row, keys = self._prepared[job.number]
+        row, keys = self._intake[job.number]
         laid = laid_with(self._pipe.vlm.decoder, row, job.said)
-        tokens, upto = len(laid.embeddings), len(row.embeddings) + job.config.max_tokens if self._promises else len(laid.embeddings) + 1
+        tokens = len(laid.embeddings)
+        # beside the first row, a block for each
+        upto = self._most(job) if self._promises else tokens + 1 + (job.width - 1) * self._pool.page
         found = self._pool.begin(self._searched(keys, tokens), tokens, upto, self._ahead(), self._caches)
         for cache, done in found:
             if not job.said:
@@ -269,58 +276,96 @@ class Engine:
 
     def _ahead(self) -> list[int]:
         """The tokens that everyone who is there has to find room for: the next one, or all that were promised."""
-        left = [job.config.max_tokens - len(job.said) for job in self._speaking]
-        left += [one.left + one.job.config.max_tokens - len(one.job.said) for one in self._reading]
-        return left if self._promises else [1] * len(left)
+        if not self._promises:
+            return [1] * self._taken
+        # of beams all that they may ever take: they share it with one another, and nobody counts for how long
+        left = [self._most(job) if job.width > 1 else job.left for job in self._speaking]
+        return left + [self._most(one.job) - one.done for one in self._reading]
 
-    def _decode(self) -> list[Event]:
-        """One token for everyone who speaks."""
-        self._make_room()
-        if not self._speaking:
-            return []
-        decoder = self._speaker()
-        ids = torch.tensor([[job.said[-1]] for job in self._speaking], device=self._cache.position.device)
-        hidden: Tensor = decoder(decoder.embed(ids), self._cache.position[:, None], self._cache)
-        events = self._say(self._speaking, hidden[:, -1])
-        self._drop([job for job, event in zip(self._speaking, events, strict=True) if event.finish is not None])
-        return events
+    def _pass(self) -> tuple[list[Float[Tensor, "_ d"]], list[Reading]]:
+        """One token for everyone who speaks, and about a chunk of the prompts that are read, the earliest first.
 
-    def _read(self) -> list[Event]:
-        """About a chunk of the prompts that are read, the earliest first; whoever is through says its first token."""
-        events, budget = list[Event](), self._chunk
-        while self._reading and budget > 0:
-            one = self._reading[0]
+        Hidden states of all rows that speak, then of each prompt that is through, and these prompts, which still are among those read.
+        """
+        plain, speaker = self._pipe.vlm.decoder, self._speaker()
+        parts: list[tuple[Decoder, Reads | Says]] = []
+        if self._speaking:
+            ids = torch.tensor([[token] for job in self._speaking for token in job.voice.last], device=self._cache.position.device)
+            parts.append((speaker, Says(ids, self._cache)))
+        through, wanted = list[Reading](), [True] * len(parts)
+        for one, count in self._upcoming():
+            parts.append((one.job.worn.decoder(plain, [0]), Reads(one.next(count), one.cache)))
+            one.done += count
+            wanted.append(not one.left)
+            through += [] if one.left else [one]
+        together = [part for decoder, part in parts if decoder is plain]
+        found = iter(beside(plain, together))
+        hidden = [next(found) if decoder is plain else part.alone(decoder) for decoder, part in parts]
+        return [rows for rows, asked in zip(hidden, wanted, strict=True) if asked], through
+
+    def _upcoming(self) -> list[tuple[Reading, int]]:
+        """Who is read next, and how many tokens."""
+        found, budget = list[tuple[Reading, int]](), self._chunk
+        for one in self._reading:
             count = min(one.upcoming(budget, alone=budget == self._chunk), self._pool.most)
             if not count:
                 break
-            run = prefill_into(one.job.worn.decoder(self._pipe.vlm.decoder, [0]), [one.next(count)], (), one.cache, last=1)
-            one.done, budget = one.done + count, budget - count
-            if one.left:
+            found, budget = [*found, (one, count)], budget - count
+            if budget <= 0 or count < one.left:
                 break
-            self._reading.pop(0)
+        return found
+
+    def _go_on(self, hidden: Sequence[Float[Tensor, "_ d"]], through: Sequence[Reading]) -> list[Event]:
+        """Who speaks, and whose prompt is through, says a token; who has ended leaves."""
+        if not hidden:
+            return []
+        rows, speaking = [job.rows for job in self._speaking], list(self._speaking)
+        jobs = [*speaking, *(one.job for one in through)]
+        for one in through:
             self._pool.learn(one.cache, one.keys)
-            (event,) = self._say([one.job], run.hidden[:, -1])
-            events.append(event)
-            if event.finish is None:
+        events = self._say(jobs, [*rows, *[1] * len(through)], torch.cat(list(hidden)))
+        going = [event.finish is None for event in events]
+        self._place(rows, going[: len(rows)])
+        for one, goes in zip(through, going[len(rows) :], strict=True):
+            self._reading.remove(one)
+            if goes:
                 self._join(one)
             else:
                 self._pool.release(one.cache)
-                self._prepared.pop(one.job.number)
-        return events
+                self._intake.forget(one.job.number)
+        # a search is silent up to its end
+        return [event for event in events if event.ids or event.finish is not None]
 
     def _speaker(self) -> Decoder:
         """The decoder of those who speak, in their order; where they have adapters, made anew when others speak."""
-        stacks = tuple(stack for job in self._speaking for stack in job.worn.stacks or ((),))
+        stacks = tuple(stack for job in self._speaking for stack in (job.worn.stacks or ((),)) * job.rows)
         if stacks != self._worn[0]:
             self._worn = stacks, wear(self._pipe.vlm.decoder, stacks)
         return self._worn[1]
 
-    def _say(self, jobs: Sequence[Job], hidden: Float[Tensor, "b d"]) -> list[Event]:
+    def _say(self, jobs: Sequence[Job], rows: Sequence[int], hidden: Float[Tensor, "b d"]) -> list[Event]:
+        """The next tokens of jobs that have so many rows each."""
         logits = self._pipe.vlm.decoder.logits(hidden)
         likeliest = logits.argmax(-1, keepdim=True)
         # What is no number counts as the largest. The host waits once for all of them.
         best = likeliest.masked_fill(~logits.gather(-1, likeliest).isfinite(), -1)[:, 0].tolist()
-        return [job.say(token, row[None]) for job, token, row in zip(jobs, best, logits, strict=True)]
+        ends = accumulate(rows)
+        parts = [slice(end - count, end) for end, count in zip(ends, rows, strict=True)]
+        return [job.say(best[part], logits[part]) for job, part in zip(jobs, parts, strict=True)]
+
+    def _place(self, rows: Sequence[int], going: Sequence[bool]) -> None:
+        """Of those who speak, with so many rows each at their last token, who does not go on leaves; beams take their places."""
+        kept, first = list[int](), 0
+        for job, count, goes in zip(self._speaking, rows, going, strict=True):
+            kept += [first + place for place in job.voice.places] if goes else []
+            first += count
+        if kept != list(range(first)):
+            self._cache = self._pool.picked(self._cache, kept)
+        if not all(going):
+            for job in [job for job, goes in zip(self._speaking, going, strict=True) if not goes]:
+                self._speaking.remove(job)
+                self._intake.forget(job.number)
+            self._worn = (), self._pipe.vlm.decoder
 
     def _make_room(self) -> None:
         """Room for a token of everyone who speaks: what is only remembered goes first, then the latest who was admitted."""
@@ -335,6 +380,7 @@ class Engine:
     def _set_aside(self, job: Job) -> None:
         """Free the blocks of one who speaks, to be read again; the full ones of its prompt stay for as long as nobody needs them."""
         self._drop([job], forget=False)
+        job.set_aside()
         self._wait_again(job)
 
     def _wait_again(self, job: Job) -> None:
@@ -342,16 +388,17 @@ class Engine:
         self._waiting.move_to_end(job.tenant, last=False)
 
     def _join(self, one: Reading) -> None:
-        self._cache = self._pool.joined([self._cache, one.cache] if self._speaking else [one.cache])
+        own = one.cache if one.job.rows == 1 else self._pool.picked(one.cache, one.job.voice.places)
+        self._cache = self._pool.joined([self._cache, own] if self._speaking else [own])
         self._speaking.append(one.job)
 
     def _drop(self, jobs: Sequence[Job], forget: bool = True) -> None:
         """Take these out of those who speak and free their blocks, and their adapters where nobody else has them."""
         if not jobs:
             return
-        staying = [place for place, job in enumerate(self._speaking) if job not in jobs]
-        self._cache = self._pool.picked(self._cache, staying)
-        self._speaking = [self._speaking[place] for place in staying]
+        whose = [job for job in self._speaking for _ in range(job.rows)]
+        self._cache = self._pool.picked(self._cache, [place for place, job in enumerate(whose) if job not in jobs])
+        self._speaking = [job for job in self._speaking if job not in jobs]
         self._worn = (), self._pipe.vlm.decoder
         for job in jobs if forget else ():
-            self._prepared.pop(job.number)
+            self._intake.forget(job.number)

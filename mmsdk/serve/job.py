@@ -10,18 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.adapters import AdapterSpec, Worn
-from mmsdk.answer import Tokens
+from mmsdk.answer import Sight, Tokens
 from mmsdk.decoder.prefill import Laid
 from mmsdk.decoder.spans import Span
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import MmsdkError
 from mmsdk.generate.config import GenerationConfig
-from mmsdk.generate.constrain import Guide, masked
-from mmsdk.generate.logprobs import Said, likelihoods
-from mmsdk.generate.loop import Reply
-from mmsdk.generate.sampling import Sampler
+from mmsdk.generate.logprobs import Said
+from mmsdk.generate.loop import Generated, Reply
 from mmsdk.generate.text import Decode, TextStream
 from mmsdk.kv.types import KVCache
+from mmsdk.serve.voice import voice_of
 from mmsdk.stages import Question, Row
 
 __all__ = ["Event", "Finish", "Job", "Outcome", "Reading", "laid_with"]
@@ -33,7 +32,9 @@ Finish = Literal["stop", "length", "time", "cancelled"] | MmsdkError
 class Event:
     """A request went on: the tokens it gained, the text that these set free, and why it ends here, if it does.
 
-    `tokens` are its counts so far, all 0 where it was never looked at; `logprobs` are those of `ids`, where they were asked for.
+    `tokens` are its counts so far, all 0 where it was never looked at; `logprobs` are those of `ids`, where they were asked for. With the
+    last event come `sights`, what the model saw of each visual input, and `found`, all answers of a search by beams with their scores, the
+    best first, which is what `ids` and `text` say.
     """
 
     number: int
@@ -42,28 +43,34 @@ class Event:
     finish: Finish | None = None
     tokens: Tokens = Tokens()
     logprobs: tuple[Said, ...] = ()
+    sights: tuple[Sight, ...] = ()
+    found: tuple[Generated, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The whole of a request. Where `finish` is an error, the text is what it said before."""
+    """The whole of a request; `sights` and `found` as in `Event`. Where `finish` is an error, the text is what it said before."""
 
     text: str
     ids: tuple[int, ...]
     finish: Finish
     logprobs: tuple[Said, ...] = ()
+    sights: tuple[Sight, ...] = ()
+    found: tuple[Generated, ...] = ()
 
     @staticmethod
     def of(events: Sequence[Event], finish: Finish) -> "Outcome":
         """What was said in so many events."""
         ids = tuple(token for event in events for token in event.ids)
-        return Outcome("".join(event.text for event in events), ids, finish, tuple(one for event in events for one in event.logprobs))
+        logprobs = tuple(one for event in events for one in event.logprobs)
+        return Outcome("".join(event.text for event in events), ids, finish, logprobs, events[-1].sights, events[-1].found)
 
 
 class Job:
-    """A request that an engine has taken. Its sampler and its text go on where they were, however often it is set aside.
+    """A request that an engine has taken. Its voice goes on where it was, however often it is set aside.
 
-    `heard` are the ids of its prompt's words, and `worn` the adapters that it asks for, known when it has been looked at.
+    `heard` are the ids of its prompt's words, `worn` the adapters that it asks for, and `sights` what was seen of its visual inputs, known
+    when it has been looked at; `said` is what is to be read behind the prompt, where it was set aside.
     """
 
     def __init__(
@@ -83,40 +90,40 @@ class Job:
         self.adapter = adapter
         self.worn = Worn()
         self.heard: Sequence[int] = ()
-        self.said: list[int] = []
+        self.sights: tuple[Sight, ...] = ()
+        self.said: Sequence[int] = ()
         self.tokens = Tokens()
-        self._reply = Reply(number, config, TextStream(decode, config.stop), stop_ids, perf_counter())
-        self._sampler: Sampler | None = None
+        self.voice = voice_of(Reply(number, config, TextStream(decode, config.stop), stop_ids, perf_counter()), len(stop_ids))
         self._begun = False
 
     @property
-    def guide(self) -> Guide:
-        """What leads it to the form that its answer is to have."""
-        return self._reply.guide
+    def width(self) -> int:
+        """The most rows that it has at one time."""
+        return int(self.config.num_beams)
 
-    def lead(self, guide: Guide) -> None:
-        """Take the guide of its form, before its first token."""
-        self._reply.guide = guide
+    @property
+    def rows(self) -> int:
+        """Those that it has now."""
+        return len(self.voice.last)
 
-    def say(self, likeliest: int, logits: Float[Tensor, "1 v"]) -> Event:
-        """Take the next token: the likeliest (-1 where the logits are not finite), or a draw. What cannot be drawn ends this request."""
-        try:
-            token = likeliest if likeliest < 0 or self.config.plain else self._chosen(logits)
-        except MmsdkError as error:
-            return Event(self.number, (), "", error)
-        (logprobs,) = likelihoods(logits, torch.tensor([token], device=logits.device), [self.config.logprobs]) if token >= 0 else ((),)
-        step = self._reply.push(token, logprobs)
-        self.said.extend(step.ids)
+    @property
+    def left(self) -> int:
+        """The most tokens that each of its rows may still take."""
+        return self.config.max_tokens - self.tokens.generated
+
+    def say(self, likeliest: Sequence[int], logits: Float[Tensor, "r v"]) -> Event:
+        """Take the next token of each of its rows; see `Voice`. Of a search nothing is told before its end."""
+        told = self.voice.say(likeliest, logits, self.heard)
+        self.tokens = replace(self.tokens, generated=len(told.ids) if told.found else self.tokens.generated + len(told.ids))
         # Models begin with the space between prompt and answer, which is no part of the answer.
-        text = step.text if self._begun else step.text.lstrip()
+        text = told.text if self._begun else told.text.lstrip()
         self._begun = self._begun or bool(text)
-        tokens = replace(self.tokens, generated=len(self.said))
-        return Event(self.number, step.ids, text, step.finish, tokens, step.logprobs)
+        sights = () if told.finish is None else self.sights
+        return Event(self.number, told.ids, text, told.finish, self.tokens, told.logprobs, sights, told.found)
 
-    def _chosen(self, logits: Float[Tensor, "1 v"]) -> int:
-        if self._sampler is None:
-            self._sampler = Sampler.of([self.config], logits.device, logits.shape[-1], [self.heard])
-        return int(self._sampler(masked(logits, [self._reply.guide])))
+    def set_aside(self) -> None:
+        """Its rows are gone; it is to be read again."""
+        self.said = tuple(self.voice.set_aside())
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ __all__ = ["Pool"]
 
 @runtime_checkable
 class Pool(Protocol):
-    """Memory for the requests of one engine. Caches of one pool hold one request each, or, `joined`, those who speak."""
+    """Memory for the requests of one engine. Caches of one pool hold the rows of one request each, or, `joined`, of those who speak."""
 
     @property
     def tokens(self) -> int:
@@ -67,7 +67,7 @@ class Pool(Protocol):
         ...
 
     def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
-        """These rows of those who speak; what the others held is free, and the cache not to be used any more."""
+        """These rows, any number of times; what the others held is free, and the cache not to be used any more."""
         ...
 
     def release(self, cache: KVCache) -> None:

@@ -236,8 +236,11 @@ class PolicyPool:
 
     def picked(self, cache: KVCache, rows: Sequence[int]) -> KVCache:
         """See `Pool`."""
-        there = apart(_own(cache))
-        return abreast([there[row] for row in rows]) if rows else self.empty()
+        there, first = apart(_own(cache)), torch.zeros(1, dtype=torch.int64, device=self._shape.device)
+        # who is there more than once is a copy, but for the last time
+        again = [row in rows[place + 1 :] for place, row in enumerate(rows)]
+        picked = [there[row].select(first) if more else there[row] for row, more in zip(rows, again, strict=True)]
+        return abreast(picked) if rows else self.empty()
 
     def release(self, cache: KVCache) -> None:
         """Its memory is free when nobody holds it any more."""
