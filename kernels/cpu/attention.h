@@ -10,8 +10,8 @@
 
 namespace {
 
-// Tokens of a part at most.
-constexpr long CHUNK = 256;
+// Tokens of a part at most, and how many tokens ahead of their turn keys are brought near.
+constexpr long CHUNK = 256, COMING = 16;
 
 // Tokens of a row that lie side by side, from an element on.
 struct Part {
@@ -97,8 +97,14 @@ void scores_by_tiles(const bf16 *q, long count, const bf16 *keys, const bf16 *va
 }
 
 // The same by vectors, four keys at a time: the last one stands for those that are not there.
-void scores_by_vectors(const bf16 *q, long count, const bf16 *keys, long token, long t, long d, float scale, float (*scores)[CHUNK]) {
+void scores_by_vectors(const bf16 *q, long count, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, bool near,
+                       float (*scores)[CHUNK]) {
     for (long j = 0; j < t; j += 4) {
+        for (long i = 0; near && i < 4; i++)
+            for (long c = 0; c < d; c += 32) {
+                _mm_prefetch((const char *)(keys + (j + COMING + i) * token + c), _MM_HINT_T0);
+                _mm_prefetch((const char *)(values + (j + i) * token + c), _MM_HINT_T1);
+            }
         const bf16 *key[4];
         for (long i = 0; i < 4; i++) key[i] = keys + std::min(j + i, t - 1) * token;
         for (long which = 0; which < count; which++) {
@@ -123,7 +129,7 @@ void over_shared(const bf16 *q, long heads, const bf16 *keys, const bf16 *values
         if (tiled && tiles_allowed())
             scores_by_tiles(q, count, keys, values, token, t, d, scale, first == 0, scores);
         else
-            scores_by_vectors(q, count, keys, token, t, d, scale, scores);
+            scores_by_vectors(q, count, keys, values, token, t, d, scale, first == 0, scores);
         float most[4];
         for (long i = 0; i < count; i++) {
             __m512 top = _mm512_set1_ps(-INFINITY);

@@ -192,7 +192,8 @@ void read_layer(const Layer *layer, long l, bool end, Read &one) {
     asked.queries += (s - last) * all, asked.behind += s - last, asked.s = last;
     attend_many(&asked, seen);
     for (long row = 0; row < b; row++) std::copy_n(one.x + (row * s + s - last) * width, last * width, stream + row * last * width);
-    (b * last <= FEW ? finish : finish_many)(layer, stream, seen, one.out, b * last);
+    // Where all are wanted there may be more layers in another call, and they go on as they would in this one.
+    (last < s && b * last <= FEW ? finish : finish_many)(layer, stream, seen, one.out, b * last);
 }
 
 }  // namespace

@@ -155,10 +155,11 @@ def read(
     return found
 
 
-Passed = tuple[Float[Tensor, "b _ w"], Float[Tensor, "b s w"]]
+Passed = tuple[Float[Tensor, "_ _ w"], Float[Tensor, "_ _ w"]]
+Spoken = tuple[Float[Tensor, "m w"], Float[Tensor, "m w"]]
 
 
-def read_beside(layers: Sequence[Layer], reads: Sequence[Read], steps: Sequence[Step] = ()) -> tuple[list[Passed], list[Passed]]:
+def read_beside(layers: Sequence[Layer], reads: Sequence[Read], steps: Sequence[Step] = ()) -> tuple[list[Passed], list[Spoken]]:
     """What `read` gives of each of several prompts, and what `mmsdk.kernels.cpu.layer.run` does of one step of others, or of none.
 
     All of them go through a layer before the next, so that its weights come from memory once. Not a bit of what comes out is another.
@@ -181,10 +182,10 @@ def _among(memory: Memory, layers: slice) -> Memory:
     return replace(memory, keys=memory.keys[layers], values=memory.values[layers])
 
 
-def _passed(layers: Sequence[Layer], reads: Sequence[Read], steps: Sequence[Step]) -> tuple[list[Passed], list[Passed]]:
+def _passed(layers: Sequence[Layer], reads: Sequence[Read], steps: Sequence[Step]) -> tuple[list[Passed], list[Spoken]]:
     count, alive = len(layers), list[object]()
     pointers = (ctypes.c_void_p * count)(*(ctypes.addressof(layer.fields) for layer in layers))
-    told, asked, found, spoken = list[_Read](), list[StepFields](), list[Passed](), list[Passed]()
+    told, asked, found, spoken = list[_Read](), list[StepFields](), list[Passed](), list[Spoken]()
     for one in reads:
         fields, kept, passed = _fields(layers[0], one)
         told, found = [*told, fields], [*found, passed]

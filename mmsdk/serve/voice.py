@@ -43,7 +43,7 @@ class Voice(Protocol):
 
     @property
     def last(self) -> Sequence[int]:
-        """The token that each of its rows said last, which the decoder is told next."""
+        """The token that each of its rows said last, which the decoder is told next; none before the first."""
         ...
 
     @property
@@ -139,7 +139,7 @@ class Searching:
     @property
     def last(self) -> Sequence[int]:
         """See `Voice`."""
-        return [beam.ids[-1] for beam in self._search.beams]
+        return [beam.ids[-1] for beam in self._search.beams if beam.ids]
 
     @property
     def places(self) -> Sequence[int]:
