@@ -18,6 +18,24 @@ struct Part {
     long row, offset, count;
 };
 
+// 16 C channels of the weighted sums of values for H heads, which lie `step` apart.
+template <int H, int C>
+void weighted(const float (*scores)[CHUNK], const bf16 *values, long token, long t, float *out, long step) {
+    __m512 sum[H][C];
+    for (auto &head : sum)
+        for (auto &one : head) one = _mm512_setzero_ps();
+    for (long j = 0; j < t; j++) {
+        __m512 part[C];
+        for (int c = 0; c < C; c++) part[c] = wide(values + j * token + 16 * c);
+        for (int i = 0; i < H; i++) {
+            const __m512 weight = _mm512_set1_ps(scores[i][j]);
+            for (int c = 0; c < C; c++) sum[i][c] = _mm512_fmadd_ps(weight, part[c], sum[i][c]);
+        }
+    }
+    for (int i = 0; i < H; i++)
+        for (int c = 0; c < C; c++) _mm512_storeu_ps(out + i * step + 16 * c, sum[i][c]);
+}
+
 // The weighted sums of values for H heads, and the sums of their weights, which come out of their scores.
 template <int H>
 void blend(float (*scores)[CHUNK], const float *most, const bf16 *values, long token, long t, long d, float *out) {
@@ -32,22 +50,9 @@ void blend(float (*scores)[CHUNK], const float *most, const bf16 *values, long t
         out[i * (d + 2) + d] = most[i];
         out[i * (d + 2) + d + 1] = _mm512_reduce_add_ps(all);
     }
-    for (long c = 0; c < d; c += 32) {
-        __m512 low[H], high[H];
-        for (int i = 0; i < H; i++) low[i] = high[i] = _mm512_setzero_ps();
-        for (long j = 0; j < t; j++) {
-            const __m512 left = wide(values + j * token + c), right = wide(values + j * token + c + 16);
-            for (int i = 0; i < H; i++) {
-                const __m512 weight = _mm512_set1_ps(scores[i][j]);
-                low[i] = _mm512_fmadd_ps(weight, left, low[i]);
-                high[i] = _mm512_fmadd_ps(weight, right, high[i]);
-            }
-        }
-        for (int i = 0; i < H; i++) {
-            _mm512_storeu_ps(out + i * (d + 2) + c, low[i]);
-            _mm512_storeu_ps(out + i * (d + 2) + c + 16, high[i]);
-        }
-    }
+    long c = 0;
+    for (; c + 64 <= d; c += 64) weighted<H, 4>(scores, values + c, token, t, out + c, d + 2);
+    for (; c < d; c += 32) weighted<H, 2>(scores, values + c, token, t, out + c, d + 2);
 }
 
 // Sixteen keys times four queries laid across, by tiles: scores[query][key].
@@ -96,25 +101,33 @@ void scores_by_tiles(const bf16 *q, long count, const bf16 *keys, const bf16 *va
     if (whole < t) four_scores(last, d, d, queries, scale, scores, whole);
 }
 
-// The same by vectors, four keys at a time: the last one stands for those that are not there.
-void scores_by_vectors(const bf16 *q, long count, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, bool near,
+// The same of H queries by vectors, four keys at a time: the last one stands for those that are not there.
+template <int H>
+void scores_by_vectors(const bf16 *q, const bf16 *keys, const bf16 *values, long token, long t, long d, float scale, bool near,
                        float (*scores)[CHUNK]) {
     for (long j = 0; j < t; j += 4) {
-        for (long i = 0; near && i < 4; i++)
-            for (long c = 0; c < d; c += 32) {
-                _mm_prefetch((const char *)(keys + (j + COMING + i) * token + c), _MM_HINT_T0);
-                _mm_prefetch((const char *)(values + (j + i) * token + c), _MM_HINT_T1);
-            }
         const bf16 *key[4];
         for (long i = 0; i < 4; i++) key[i] = keys + std::min(j + i, t - 1) * token;
-        for (long which = 0; which < count; which++) {
-            __m512 sum[4];
-            for (auto &one : sum) one = _mm512_setzero_ps();
-            for (long c = 0; c < d; c += 32) {
-                const __m512bh query = pair(_mm512_loadu_si512(q + which * d + c));
-                for (int i = 0; i < 4; i++) sum[i] = _mm512_dpbf16_ps(sum[i], pair(_mm512_loadu_si512(key[i] + c)), query);
+        __m512 sum[H][4];
+        for (auto &query : sum)
+            for (auto &one : query) one = _mm512_setzero_ps();
+        for (long c = 0; c < d; c += 32) {
+            __m512bh four[4];
+            for (int i = 0; i < 4; i++) {
+                four[i] = pair(_mm512_loadu_si512(key[i] + c));
+                if (near) {
+                    _mm_prefetch((const char *)(keys + (j + COMING + i) * token + c), _MM_HINT_T0);
+                    _mm_prefetch((const char *)(values + (j + i) * token + c), _MM_HINT_T1);
+                }
             }
-            _mm_store_ps(scores[which] + j, _mm_mul_ps(_mm_set1_ps(scale), four_sums(sum[0], sum[1], sum[2], sum[3])));
+            for (int which = 0; which < H; which++) {
+                const __m512bh query = pair(_mm512_loadu_si512(q + which * d + c));
+                for (int i = 0; i < 4; i++) sum[which][i] = _mm512_dpbf16_ps(sum[which][i], four[i], query);
+            }
+        }
+        for (int which = 0; which < H; which++) {
+            const auto &one = sum[which];
+            _mm_store_ps(scores[which] + j, _mm_mul_ps(_mm_set1_ps(scale), four_sums(one[0], one[1], one[2], one[3])));
         }
     }
 }
@@ -129,7 +142,10 @@ void over_shared(const bf16 *q, long heads, const bf16 *keys, const bf16 *values
         if (tiled && tiles_allowed())
             scores_by_tiles(q, count, keys, values, token, t, d, scale, first == 0, scores);
         else
-            scores_by_vectors(q, count, keys, values, token, t, d, scale, first == 0, scores);
+            (count == 4   ? scores_by_vectors<4>
+             : count == 3 ? scores_by_vectors<3>
+             : count == 2 ? scores_by_vectors<2>
+                          : scores_by_vectors<1>)(q, keys, values, token, t, d, scale, first == 0, scores);
         float most[4];
         for (long i = 0; i < count; i++) {
             __m512 top = _mm512_set1_ps(-INFINITY);
@@ -148,14 +164,15 @@ void merge(const float *found, const long *begins, long m, long h, long d, bf16 
         const long row = task / h, which = task % h;
         float most = -INFINITY, all = 0;
         for (long p = begins[row]; p < begins[row + 1]; p++) most = std::max(most, found[(p * h + which) * size + d]);
-        floats sum(d);
+        alignas(64) float sum[256] = {};
         for (long p = begins[row]; p < begins[row + 1]; p++) {
             const float *part = found + (p * h + which) * size;
             const float share = std::exp(part[d] - most);
             all += share * part[d + 1];
             for (long c = 0; c < d; c++) sum[c] += share * part[c];
         }
-        for (long c = 0; c < d; c++) out[task * d + c] = narrow(sum[c] / all);
+        for (long c = 0; c < d; c++) sum[c] /= all;
+        narrow(sum, out + task * d, d);
     }
 }
 

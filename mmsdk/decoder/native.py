@@ -9,6 +9,7 @@ experts, latent attention, adapters) goes the layers' own way. Both ways agree t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import is_
 from typing import Any
 
@@ -208,7 +209,9 @@ class NativeRun:
 
     def _made(self, layers: range) -> list[native.Layer]:
         """All of these layers as the library takes them, or none where it does not take each."""
-        steps = [layer.shortcut for layer in self.decoder.layers[layers.start : layers.stop] if isinstance(layer, Layer)]
+        # not as a slice, which is a new module of all of them
+        among = islice(self.decoder.layers, layers.start, layers.stop)
+        steps = [layer.shortcut for layer in among if isinstance(layer, Layer)]
         made = [one for step in steps if isinstance(step, NativeStep) and (one := step.made) is not None and _plain(step.layer)]
         return made if len(made) == len(layers) else []
 

@@ -17,9 +17,23 @@ from torch import Tensor
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.penalties import Penalties
 
-__all__ = ["Sampler", "admissible"]
+__all__ = ["Sampler", "admissible", "likeliest"]
 
 _SINGLE = torch.finfo(torch.float32)
+# Words whose largest score is found in one sweep of vectors.
+_BLOCK = 256
+
+
+def likeliest(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
+    """The word of the largest score of each row, the first of equals; what is no number counts as the largest.
+
+    As argmax, which on a processor goes number by number: there first the best block of words is found, then the word.
+    """
+    if logits.device.type != "cpu" or logits.shape[-1] % _BLOCK:
+        return logits.argmax(-1)
+    blocks = logits.unflatten(-1, (-1, _BLOCK))
+    best = blocks.amax(-1).argmax(-1)
+    return best * _BLOCK + blocks[torch.arange(len(best)), best].argmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ class Sampler:
         return ids
 
     def _drawn(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
-        best = logits.argmax(-1)
+        best = likeliest(logits)
         if not self.generators:
             return best
         greedy = self.temperature == 0

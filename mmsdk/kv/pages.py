@@ -203,11 +203,12 @@ class RowPages:
 
     def missing(self, store: Store, layers: range, new: int) -> int:
         """How many columns `reserve` would take."""
-        return max(-(-(self.length + new) // store.page) - len(self.columns), 0) + self._splits(store, layers, new)
+        return self._beyond(store, new) + self._splits(store, layers, new)
 
     def reserve(self, store: Store, layers: range, new: int) -> bool:
         """Hold room for so many more tokens, none of it shared; whether any column changed. Raises PoolFullError, changing nothing."""
-        wanted, split = self.missing(store, layers, new), self._splits(store, layers, new)
+        split = self._splits(store, layers, new)
+        wanted = self._beyond(store, new) + split
         if not wanted:
             return False
         fresh = store.blocks.take(layers, wanted, self.columns[-1] if self.columns and not split else -1)
@@ -258,6 +259,10 @@ class RowPages:
                 found.append((start * page, start * page + size))
             left -= size
         return tuple(found)
+
+    def _beyond(self, store: Store, new: int) -> int:
+        """Columns that new tokens need behind those that are there."""
+        return max(-(-(self.length + new) // store.page) - len(self.columns), 0)
 
     def _splits(self, store: Store, layers: range, new: int) -> bool:
         """Whether new tokens would go into a block that others hold too."""

@@ -39,6 +39,7 @@ from mmsdk.encoded import Given
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.constrain import FREE, Guide
+from mmsdk.generate.sampling import likeliest
 from mmsdk.kv.memory import RoundedMemory
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.shape import Shape
@@ -346,9 +347,9 @@ class Engine:
     def _say(self, jobs: Sequence[Job], rows: Sequence[int], hidden: Float[Tensor, "b d"]) -> list[Event]:
         """The next tokens of jobs that have so many rows each."""
         logits = self._pipe.vlm.decoder.logits(hidden)
-        likeliest = logits.argmax(-1, keepdim=True)
+        first = likeliest(logits)[:, None]
         # What is no number counts as the largest. The host waits once for all of them.
-        best = likeliest.masked_fill(~logits.gather(-1, likeliest).isfinite(), -1)[:, 0].tolist()
+        best = first.masked_fill(~logits.gather(-1, first).isfinite(), -1)[:, 0].tolist()
         ends = accumulate(rows)
         parts = [slice(end - count, end) for end, count in zip(ends, rows, strict=True)]
         return [job.say(best[part], logits[part]) for job, part in zip(jobs, parts, strict=True)]

@@ -119,8 +119,9 @@ class PagedPool(InPages):
 
     def goes_on(self, cache: KVCache) -> bool:
         """See `Pool`."""
-        if not _paged(cache).fits(1):
-            self._prefixes.evict(len(cache.position))
+        if _paged(cache).fits(1):
+            return True
+        self._prefixes.evict(len(cache.position))
         return _paged(cache).fits(1)
 
     def clear(self) -> None:

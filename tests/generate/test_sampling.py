@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogit
 
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
-from mmsdk.generate.sampling import Sampler, admissible
+from mmsdk.generate.sampling import Sampler, admissible, likeliest
 
 CPU = torch.device("cpu")
 V = 50
@@ -224,3 +224,15 @@ def test_half_precision_logits_are_sampled_in_single(dtype: torch.dtype) -> None
 def test_a_setting_that_cannot_be_is_named(setting: str, value: object) -> None:
     with pytest.raises(InputError, match=setting):
         GenerationConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("v", [256, 49152, 1000])
+def test_the_likeliest_word_is_the_first_of_the_largest(v: int) -> None:
+    """With equals in one block and in several, infinite scores, and what is no number, which counts as the largest."""
+    logits = torch.randn(6, v, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    logits[1, [5, 7, v - 1]] = 9.0
+    logits[2, [v - 2, v // 2]] = torch.inf
+    logits[3, 11] = torch.nan
+    logits[4] = -torch.inf
+    assert likeliest(logits).tolist() == logits.argmax(-1).tolist()
+    assert likeliest(logits).tolist()[1:5] == [5, v // 2, 11, 0]
