@@ -1,7 +1,6 @@
 """The parser of the command line: `mmsdk.apps.arguments` as argparse reads it, short forms spelt out, and what is near told."""
 
 import argparse
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any, NoReturn
 from mmsdk import __version__
 from mmsdk.apps.arguments import COMMANDS
 from mmsdk.apps.flags import Flag, Words
+from mmsdk.plugins import nearest
 
 __all__ = ["Parser", "UsageError", "near", "parser"]
 
@@ -82,8 +82,8 @@ def parser() -> Parser:
 
 def near(word: str, known: Sequence[str]) -> str:
     """The end of a message about a word that is not known: what was meant, or all that there is."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+    close = nearest(word, known)
+    return f"; did you mean {close!r}?" if close else f"; there are {', '.join(known)}"
 
 
 def _spelt_out(args: list[str], flag: str, word: str) -> list[str]:

@@ -52,12 +52,11 @@ class Room:
 def bounding(kv: str | None) -> tuple[PolicyMemory, int]:
     """The memory of a stream by its name (None is `USUAL`), and how many tokens it holds.
 
-    Raises InputError for what is no name, PluginError for a policy that lets go of nothing, or of the prompt's tokens alone, BudgetError
-    for a share.
+    Raises PluginError for what is no policy, and for one that lets go of nothing, or of the prompt's tokens alone, BudgetError for a share.
     """
     kv, known = USUAL if kv is None else kv, plugins.available(POLICIES)
     if not isinstance(kv, str):
-        raise InputError(f'{shown(kv)} names no memory; write a policy with the tokens that it holds, such as "{USUAL}"', item="kv")
+        raise PluginError(f'kv: {shown(kv)} names no memory; write a policy with the tokens that it holds, such as "{USUAL}"')
     if (name := plugins.parse(kv).name) not in known:
         told = f'choose a policy with what it holds ("{USUAL}"): {", ".join(known)}'
         raise PluginError(f"{kv!r} bounds no stream; {plugins.near(name, known)}{told}")

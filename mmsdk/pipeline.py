@@ -103,8 +103,8 @@ def pipeline(
     `gguf_file` is a file, in the folder or anywhere, that the language model is read from in the place of the folder's own. While a folder
     is read a bar says how far, on stderr where that is a terminal, unless `progress` is off. None in the place of a name is its default.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or
-    BudgetError for a compression or a policy that cannot be, InputError for a batch size below 1, an unknown `kv`, and a device that this
-    machine does not have.
+    BudgetError for a compression or a memory that cannot be, InputError for a batch size below 1 and a device that this machine does not
+    have.
     """
     if task not in TASKS:
         known = ", ".join(map(repr, TASKS))

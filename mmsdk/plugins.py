@@ -20,7 +20,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from mmsdk.errors import PluginError
 
-__all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "near", "number", "parse"]
+__all__ = ["Spec", "about", "available", "build", "check", "find", "knobs", "load", "near", "nearest", "number", "parse"]
 
 _CONSTANT = (ast.Constant, ast.Tuple, ast.expr_context, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator)
 
@@ -209,9 +209,22 @@ def _evaluated(value: ast.expr, known: Mapping[str, object]) -> object:
 
 def near(wrong: str, known: Sequence[str]) -> str:
     """The beginning of a message on a word that is not known: what was meant, where something known is near, else nothing."""
+    close = nearest(wrong, known)
+    return f"did you mean {close!r}? " if close else ""
+
+
+def nearest(wrong: str, known: Sequence[str]) -> str:
+    """The known word that is most like this one, whatever its case, or "": each word of `min_tokens` must be like that of `max_tokens`."""
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(wrong.lower(), list(names), n=1)
-    return f"did you mean {names[close[0]]!r}? " if close else ""
+    close = difflib.get_close_matches(wrong.lower(), list(names))
+    return next((names[one] for one in close if _word_by_word(wrong.lower(), one)), "")
+
+
+def _word_by_word(one: str, other: str) -> bool:
+    """Whether each word of the one is like the word in its place of the other; of names of different numbers of words nothing is said."""
+    words, others = (re.split("[-_]", name) for name in (one, other))
+    pairs = zip(words, others, strict=False)
+    return len(words) != len(others) or all(difflib.SequenceMatcher(None, *pair).ratio() >= 0.5 for pair in pairs)
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:

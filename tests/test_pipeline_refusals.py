@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmsdk
-from mmsdk.errors import MmsdkError, ModelError
+from mmsdk.errors import MmsdkError, ModelError, PluginError
 from mmsdk.kv.memory import DenseMemory
 from mmsdk.models.mini.family import Mini
 from mmsdk.precision import resolve_dtype
@@ -76,6 +76,14 @@ def test_impossible_pipelines_are_refused_before_weights_are_read(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(MmsdkError, match=hint):
         mmsdk.pipeline(**options)  # type: ignore[arg-type]  # the mistakes under test
+
+
+@pytest.mark.parametrize("wrong", ["unifrom:64", 5])
+def test_the_same_mistake_is_the_same_error_in_compress_and_in_kv(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    for option in ("compress", "kv"):
+        with pytest.raises(PluginError):
+            mmsdk.pipeline(**{option: wrong})  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_none_in_the_place_of_a_name_is_its_default(small: Mini, monkeypatch: pytest.MonkeyPatch) -> None:

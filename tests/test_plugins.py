@@ -185,6 +185,25 @@ def test_what_is_no_plugin_has_no_knobs(package: str, name: str) -> None:
         plugins.knobs(package, "plian")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "known", "meant"),
+    [
+        ("SimpleClutser", ["simplecluster", "uniform"], "simplecluster"),
+        ("max_token", ["max_tokens", "min_p"], "max_tokens"),
+        ("repeat_penalty", ["repetition_penalty", "top_k"], "repetition_penalty"),
+        ("maxtokens", ["max_tokens"], "max_tokens"),
+        ("--hots", ["--host", "--port"], "--host"),
+        # one word of two is another one
+        ("min_tokens", ["max_tokens", "model"], ""),
+        ("foo", ["robot", "bench"], ""),
+        ("", ["robot"], ""),
+    ],
+)
+def test_what_is_near_is_one_slip_away_and_no_other_word(wrong: str, known: list[str], meant: str) -> None:
+    assert plugins.nearest(wrong, known) == meant
+    assert plugins.near(wrong, known) == (f"did you mean {meant!r}? " if meant else "")
+
+
 def test_what_a_plugin_is_about_is_read_without_running_it(package: str, tmp_path: Path) -> None:
     (tmp_path / package / "slow.py").write_text('"""Slow: it takes its time.\n\nMore."""\nraise RuntimeError("this file was run")\n')
     assert plugins.about(package, "slow") == "Slow: it takes its time."

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mmsdk import plugins
-from mmsdk.errors import InputError
+from mmsdk.errors import PluginError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import PAGE, Pages, RowPages
@@ -222,16 +222,16 @@ def _more(copies: int, tokens: int, page: int) -> int:
 def memory_of(kind: str | None) -> Memory:
     """A memory by its name: "dense", "paged", the bits of older tokens, or a policy with its budget ("snapkv:0.25"); None is "dense".
 
-    Raises InputError for another, PluginError for a knob that is wrong, BudgetError for a budget that cannot be.
+    Raises PluginError for another and for a knob that is wrong, BudgetError for a budget that cannot be.
     """
     kind = "dense" if kind is None else kind
     if not isinstance(kind, str):
-        raise InputError(f'{shown(kind)} names no memory; write a name, such as "paged", or "snapkv:0.25" (`mmsdk methods`)', item="kv")
+        raise PluginError(f'kv: {shown(kind)} names no memory; write a name, such as "paged", or "snapkv:0.25" (`mmsdk methods`)')
     name = plugins.parse(kind).name if kind.strip() else kind
     if kind not in KINDS and name in plugins.available(POLICIES):
         return policy_of(kind)
     if kind not in KINDS:
-        raise InputError(f"{kind!r} is not known; {_choices(name)}", item="kv")
+        raise PluginError(f"kv: {kind!r} is not known; {_choices(name)}")
     for bits in names():
         if bits == kind:
             return RoundedMemory(bits)

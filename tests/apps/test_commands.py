@@ -18,7 +18,8 @@ from mmsdk import plugins
 from mmsdk.apps import speed
 from mmsdk.apps.cli import main
 from mmsdk.apps.commands import bench
-from mmsdk.apps.commands.methods import FAMILIES
+from mmsdk.apps.commands.methods import FAMILIES, WORDS
+from mmsdk.compress import PROPORTIONAL
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,12 @@ def test_methods_lists_every_method_with_its_knobs(capsys: pytest.CaptureFixture
     assert {("attention", "svg2"), ("attention", "nabla"), ("cache", "first_block"), ("cache", "none")} <= set(rows)
     assert rows["compress", "random"]["knobs"] == "seed=0"
     assert all(row["about"] for row in rows.values())
+
+
+def test_methods_lists_words_that_stand_beside_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["methods"] if row["family"] == "compress"]
+    assert names == [*plugins.available(FAMILIES["compress"]), PROPORTIONAL] and list(WORDS["compress"]) == [PROPORTIONAL]
 
 
 @pytest.mark.parametrize("package", FAMILIES.values())

@@ -227,7 +227,7 @@ def test_latents_are_kept_or_refused_by_name(name: str) -> None:
 
 
 def test_what_cannot_be_is_told() -> None:
-    with pytest.raises(InputError, match="snapkw.* is not known; did you mean 'snapkv'. choose dense, .*snapkv"):
+    with pytest.raises(PluginError, match="snapkw.* is not known; did you mean 'snapkv'. choose dense, .*snapkv"):
         memory_of("snapkw:0.5")
     for text, wrong in (
         ("snapkv", "how much to keep"),
