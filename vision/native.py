@@ -65,11 +65,17 @@ class Native:
         return block.feed(self.block, _rows(x)).view(x.shape)
 
 
-def everywhere(query: Float[Tensor, "b h n e"], key: Float[Tensor, "b h n e"], value: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h n e"]:
-    """Attention of everything to everything."""
+def everywhere(
+    query: Float[Tensor, "b h n e"],
+    key: Float[Tensor, "b h n e"],
+    value: Float[Tensor, "b h n e"],
+    bias: Float[Tensor, "b n"] | None = None,
+) -> Float[Tensor, "b h n e"]:
+    """Attention of everything to everything; `bias` is added to the scores of each key."""
+    biases = () if bias is None else (bias.to(query.dtype)[:, None, None].expand(-1, 1, query.shape[2], -1),)
     if prompt.attends(query, key, value):
-        return prompt.attend(query, key, value, key.shape[2])
-    return F.scaled_dot_product_attention(query, key, value)
+        return prompt.attend(query, key, value, key.shape[2], biases)
+    return F.scaled_dot_product_attention(query, key, value, *biases)
 
 
 def _rows(x: Float[Tensor, "*b d"]) -> Float[Tensor, "m d"]:

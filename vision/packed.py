@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk.vision.native import everywhere
+
 __all__ = ["Rows", "attention", "filled", "jagged_attention", "received"]
 
 _MULTIPLE = 16
@@ -154,8 +156,7 @@ def received(query: Float[Tensor, "s h e"], key: Float[Tensor, "s h e"], rows: R
 
 def _bucket(query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
     q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
-    mixed: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
-    return mixed
+    return everywhere(q, k, v).transpose(1, 2).flatten(0, 1)
 
 
 def _taken(x: Tensor, places: list[slice]) -> Tensor:

@@ -221,9 +221,11 @@ class Groups:
             return values
         # every patch of a token leads to the same later token; class tokens keep their place
         target = torch.arange(values.shape[1], device=values.device).repeat(len(values), 1).scatter_(1, self.owner, to.owner)
-        sums = self.size.new_zeros(len(values), to.size.shape[1], values.shape[2])
-        terms = values.float() * self.size[..., None]
-        sums.scatter_add_(1, target[..., None].expand_as(terms), terms)
+        # all rows as one: a processor adds whole vectors by their number, and scatters in more dimensions number by number
+        b, most = to.size.shape
+        number = (target + most * torch.arange(b, device=target.device)[:, None]).flatten()
+        terms = (values.float() * self.size[..., None]).flatten(0, 1)
+        sums = terms.new_zeros(b * most, values.shape[2]).index_add_(0, number, terms).unflatten(0, (b, most))
         return (sums / to.size[..., None]).to(values.dtype)
 
 

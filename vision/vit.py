@@ -184,11 +184,7 @@ class Block(nn.Module):
         b, n, d = x.shape
         qkv = self.qkv(self.norm1(x)) if native is None else native.project(x)
         query, key, value = qkv.view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if bias is None:
-            seen = everywhere(query, key, value)
-        else:
-            seen = F.scaled_dot_product_attention(query, key, value, bias.to(query.dtype)[:, None, None].expand(-1, -1, n, -1))
-        mixed = seen.transpose(1, 2).reshape(b, n, d)
+        mixed = everywhere(query, key, value, bias).transpose(1, 2).reshape(b, n, d)
         return self.add1(x, self.o(mixed)) if native is None else native.add(x, mixed), query, key
 
     def attend_rows(self, x: Float[Tensor, "k d"], rows: Rows, native: Native | None = None) -> tuple[Tensor, Tensor, Tensor]:

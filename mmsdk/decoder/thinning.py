@@ -18,9 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmsdk.decoder.rope import Rotation
 from mmsdk.decoder.sight import reaching
 from mmsdk.decoder.spans import Arrangement, Span, arranged, gathered
-from mmsdk.decoder.transformer import Decoder, Layer
+from mmsdk.decoder.transformer import Decoder, Layer, LayerAttention, SelfAttention
 from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.received import received
 from mmsdk.kv.slots import placed
@@ -76,20 +77,25 @@ class Pause:
         stream, (number, positions) = (self.before, self.done) if layer == "done" else (self.hidden, self.next)
         asking = self.text if rows == "text" else self.text[:, -1:]
         at = _pick(positions, asking)
-        query, _ = self._projected(gathered(stream, asking), at, number, _picked(self.turns, asking))
+        query, _, _ = self._layer(number).project(*self._given(gathered(stream, asking), at, number, _picked(self.turns, asking)))
         view = self.cache.view(number)
         if layer == "next":
-            _, key = self._projected(stream, positions, number, self.turns)
-            view = _extended(view, key, positions)
+            view = _extended(view, self._keys(stream, positions, number), positions)
         return received(query, at, view)[:, -stream.shape[1] :]
 
-    def _projected(
+    def _keys(self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], number: int) -> Float[Tensor, "b g s e"]:
+        attention, given = self._layer(number), self._given(x, positions, number, self.turns)
+        return attention.keys(*given) if isinstance(attention, SelfAttention) else attention.project(*given)[1]
+
+    def _given(
         self, x: Float[Tensor, "b s d"], positions: Int[Tensor, "b s"], number: int, turns: tuple[Int[Tensor, "3 b s"], ...]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Rotation]:
+        """What the attention of a layer is given of a stream in front of it."""
         layer = cast(Layer, self.decoder.layers[number])
-        rotation = self.decoder.rotation(turns[0] if turns else positions, x.dtype, number)
-        query, key, _ = layer.attention.project(layer.norm1(x), rotation)
-        return query, key
+        return layer.norm1(x), self.decoder.rotation(turns[0] if turns else positions, x.dtype, number)
+
+    def _layer(self, number: int) -> LayerAttention:
+        return cast(Layer, self.decoder.layers[number]).attention
 
 
 def thin(

@@ -23,7 +23,7 @@ from mmsdk.attention.types import Attention
 from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.latent import LatentAttention
-from mmsdk.decoder.linear import Linear, scores
+from mmsdk.decoder.linear import Linear, product, scores
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.moe import MixedMLP, Mixture
 from mmsdk.decoder.norm import RMSNorm
@@ -151,6 +151,15 @@ class SelfAttention(nn.Module):
             turned = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
         query, key = rotation(turned).split((self.heads, self.kv_heads), dim=1)
         return query if self.query_scale == 1 else query * self.query_scale, key, value
+
+    def keys(self, x: Float[Tensor, "b s d"], rotation: Rotation) -> Float[Tensor, "b g s e"]:
+        """The keys of `project` alone; of a plain matrix nothing else is multiplied."""
+        if type(self.qkv) is not Linear:
+            return self.project(x, rotation)[1]
+        mine = slice(self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim)
+        bias = None if self.qkv.bias is None else self.qkv.bias[mine]
+        made = product(x, self.qkv.weight[mine], bias).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
+        return rotation(self.k_norm(made))
 
 
 class Layer(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.norm import RMSNorm
-from mmsdk.decoder.transformer import Decoder
+from mmsdk.decoder.transformer import Decoder, SelfAttention
 from mmsdk.errors import ModelError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.none import NoCache
@@ -95,6 +95,28 @@ def test_thinning_a_cache_equals_a_mask_over_the_dropped_entries() -> None:
         cache.keep(0, kept)
         thinned = model(x[:, 6:], torch.tensor([[6, 7]]), cache)
         torch.testing.assert_close(thinned, hidden(model, x, torch.arange(8)[None], mask)[:, 6:])
+
+
+@pytest.mark.parametrize("change", [{}, {"qk_norm": True}, {"qkv_bias": True}, {"query_scale": 0.5}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_keys_alone_are_those_among_queries_and_values(change: dict[str, bool | float], dtype: torch.dtype) -> None:
+    """Also of a matrix that is more than its weight, whose parts cannot be had."""
+    model = decoder(replace(CONFIG, **change)).to(dtype)  # type: ignore[arg-type]  # the changes are of its fields
+    attention, x = model.layers[1].attention, torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert isinstance(attention, SelfAttention)
+    rotation = model.rotation(torch.arange(9).expand(2, -1), dtype)
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(attention.keys(x, rotation), attention.project(x, rotation)[1], **close)
+
+    class Twice(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    once = attention.project(x, rotation)[1]
+    attention.qkv.__class__ = Twice
+    expected = once if change.get("qk_norm") else 2 * once
+    torch.testing.assert_close(attention.keys(x, rotation), expected, rtol=5e-2, atol=5e-2)
 
 
 def test_rms_norm_equals_its_definition_in_float64_where_float16_squares_overflow() -> None:

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from mmsdk.kernels.cpu import prompt
 from mmsdk.kernels.cpu.library import library
 from mmsdk.vision import tower, vit
+from mmsdk.vision.native import everywhere
+from mmsdk.vision.packed import Rows, attention
 from mmsdk.vision.taps import Taps
 from mmsdk.vision.tower import Tower, TowerConfig
 from mmsdk.vision.vit import ViT, ViTConfig
@@ -70,6 +72,36 @@ def test_a_tower_is_as_near_to_float32_as_torch_is(window: int, monkeypatch: pyt
     theirs = half(patches.bfloat16(), (8, 6)).features
     assert apart(ours, exact) <= 1.2 * apart(theirs, exact)
     assert not torch.equal(ours, theirs), "both went one way"
+
+
+@needs_tiles
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [(37, 37, 37), (5, 41, 41, 2, 5), (1, 39), (70, 33)])
+def test_rows_of_any_length_are_attended_as_near_to_float32(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they lie in the projection: queries, keys and values side by side."""
+    qkv = torch.randn(sum(lengths), 3, 2, 32, generator=torch.Generator().manual_seed(1))
+    rows = Rows(lengths, torch.cat([100 * row + torch.arange(n) for row, n in enumerate(lengths)]), 100, 1)
+    exact = attention(*qkv.unbind(1), rows)
+    ours = attention(*qkv.bfloat16().unbind(1), rows)
+    off(monkeypatch)
+    theirs = attention(*qkv.bfloat16().unbind(1), rows)
+    assert apart(ours, exact) <= 1.2 * apart(theirs, exact) and not torch.equal(ours, theirs), "both went one way"
+
+
+@needs_tiles
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [33, 50, 257])
+def test_keys_that_stand_for_many_are_weighed_as_near_to_float32(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What merging adds to the scores, of each row its own; the exact weights are the sizes times the exponentials."""
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = torch.randn(3, 2, tokens, 2, 32, generator=generator).bfloat16().transpose(2, 3).unbind(0)
+    size = torch.randint(1, 9, (2, tokens), generator=generator)
+    shares = (query.double() @ key.double().transpose(2, 3) / 32**0.5).exp() * size[:, None, None]
+    exact = (shares / shares.sum(dim=3, keepdim=True) @ value.double()).float()
+    ours = everywhere(query, key, value, size.float().log())
+    off(monkeypatch)
+    theirs = everywhere(query, key, value, size.float().log())
+    assert apart(ours, exact) <= 1.2 * apart(theirs, exact) < 0.03 and not torch.equal(ours, theirs), "both went one way"
 
 
 class Adapted(nn.Linear):
