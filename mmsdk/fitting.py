@@ -153,7 +153,7 @@ def _through(steps: Sequence[Step[Method]], full: Sequence[int]) -> list[int]:
 def _with(compression: Compression, place: int, amount: int | float) -> Compression:
     steps = list(compression.steps)
     steps[place] = dataclasses.replace(steps[place], amount=amount)
-    return Compression(tuple(steps))
+    return dataclasses.replace(compression, steps=tuple(steps))
 
 
 def _amount(count: int, given: Sequence[int]) -> int | float:

@@ -123,6 +123,15 @@ def test_one_input(name: str, grid: tuple[int, int, int], share: float, seed: in
         assert torch.equal(kept.features, source.features[order]) and torch.equal(kept.positions, source.positions[order])
 
 
+@pytest.mark.parametrize("grid", [(1, 3, 4), (3, 2, 2), (1, 1, 2)])
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "identity"])
+def test_counts_are_met_from_one_token_to_all(name: str, grid: tuple[int, int, int]) -> None:
+    source = tokens_of(grid, 3)
+    for count in range(1, len(source) + 1):
+        (result,) = method_of(name)([source], [Budget(count)])
+        assert len(result.tokens) == count == len(result.audit.assignment[result.audit.assignment >= 0].unique())
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_deep_features_follow_the_same_plan(name: str) -> None:
     """PP-11: the number of each token as its deep feature, at two layers: what is left of them is told by the assignment alone."""
