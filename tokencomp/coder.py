@@ -1,8 +1,9 @@
 """What is trained for braco, as one safetensors file: a set for each budget, and the calibrated bases of some grids.
 
 Tensors of a set are named `{media}.{count}.{part}`, as in "image.11.score"; media is image or clip. Parts are embedding, score, down, up,
-bias and skew.{t}x{u}x{v} for boxes of coefficients. `calibration.{t}x{h}x{w}` are the leading principal directions of a grid's cells, one
-a row. Metadata: `basis`, which the sets were trained on, and `residual`, a JSON object from "image.11" to the residual tokens of the set.
+bias and skew.{t}x{u}x{v} for boxes of coefficients; of a single scoring vector score, down and up may lack the first axis.
+`calibration.{t}x{h}x{w}` are the leading principal directions of a grid's cells, one a row. Metadata: `basis`, which the sets were trained
+on, and `residual`, a JSON object from "image.11" to the residual tokens of the set.
 """
 
 import json
@@ -30,15 +31,16 @@ _NAME = re.compile(r"(?:image|clip)\.\d+\.(?:embedding|score|down|up|bias|skew\.
 class Trained:
     """What training adds at one budget, of which `residual` tokens at least are residual ones; all zeros is braco untrained.
 
-    What training never met stays as it began: no embedding beyond the table, no rotation of boxes that are not in `skew`.
+    Each of the p scoring vectors pools in its own way, and has a part of the residual map, of rank r. What training never met stays as it
+    began: no embedding beyond the table, no rotation of boxes that are not in `skew`.
     """
 
     residual: int
     embedding: Float[Tensor, "t u v d"]
     skew: Mapping[tuple[int, ...], Float[Tensor, "k k"]]
-    score: Float[Tensor, " d"]
-    down: Float[Tensor, "d r"]
-    up: Float[Tensor, "r d"]
+    score: Float[Tensor, "p d"]
+    down: Float[Tensor, "p d r"]
+    up: Float[Tensor, "p r d"]
     bias: Float[Tensor, " d"]
 
     def embedded(self, index: Int[Tensor, "k 3"]) -> Float[Tensor, "k d"]:
@@ -51,9 +53,9 @@ class Trained:
         """The rotation of a box of coefficients: Cayley's, of what was trained, times the one it started from."""
         return cayley(self.skew[shape].to(start.dtype)) @ start if shape in self.skew else start
 
-    def mapped(self, pooled: Float[Tensor, "b r d"]) -> Float[Tensor, "b r d"]:
-        """Residual tokens through the residual map, which adds nothing where nothing was trained."""
-        return pooled + pooled @ self.down @ self.up + self.bias
+    def mapped(self, pooled: Float[Tensor, "b p k d"]) -> Float[Tensor, "b k d"]:
+        """Residual tokens: what the first scoring vector pools, and what the map makes of what all pool, which untrained is nothing."""
+        return pooled[:, 0] + (pooled @ self.down @ self.up).sum(dim=1) + self.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Coder:
 def untrained(width: int, residual: int, device: torch.device) -> Trained:
     """Braco without training."""
     zeros = torch.zeros(width, device=device)
-    return Trained(residual, zeros.expand(1, 1, 1, width), {}, zeros, zeros[:, None], zeros[None], zeros)
+    return Trained(residual, zeros.expand(1, 1, 1, width), {}, zeros[None], zeros[None, :, None], zeros[None, None], zeros)
 
 
 def coder_path(name: str) -> Path:
@@ -116,7 +118,7 @@ def read_coder(name: str, device: torch.device) -> Coder:
         media, count, part = key.split(".", 2)
         parts.setdefault(f"{media}.{count}", {})[part] = tensor
     sets = {key: _set(path, key, found, residual) for key, found in parts.items()}
-    widths = {len(one.score) for one in sets.values()}
+    widths = {len(one.bias) for one in sets.values()}
     if len(widths) > 1:
         raise ModelError(f"{path} holds sets of different widths {sorted(widths)}")
     # rows that were rounded to 16 bits
@@ -133,9 +135,11 @@ def _set(path: Path, key: str, parts: Mapping[str, Tensor], residual: Mapping[st
         _grid(name.removeprefix("skew.")): tensor for name, tensor in parts.items() if name.startswith("skew.")
     }
     embedding, score, down, up, bias = (parts[part] for part in PARTS)
-    width = score.numel()
-    fits = embedding.ndim == 4 and embedding.shape[3] == width and score.ndim == 1 and bias.shape == (width,)
-    if not fits or down.shape != (width, up.shape[0]) or up.shape[1:] != (width,):
+    if score.ndim == 1:
+        score, down, up = score[None], down[None], up[None]
+    pools, width, rank = len(score), bias.numel(), up.shape[1] if up.ndim == 3 else 0
+    fits = embedding.ndim == 4 and embedding.shape[3] == width and score.shape == (pools, width) and bias.shape == (width,)
+    if not fits or not pools or down.shape != (pools, width, rank) or up.shape != (pools, rank, width):
         raise ModelError(f"{path}: the parts of the set {key} do not fit each other")
     return Trained(residual[key], embedding, skew, score, down, up, bias)
 

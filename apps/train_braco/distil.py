@@ -7,6 +7,7 @@ same rows with k visual tokens, and everything behind them moves up by n - k pla
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from mmsdk.apps.train_braco.sets import Media
 from mmsdk.apps.train_mini.features import Shard
+from mmsdk.apps.train_mini.finetune import through
 from mmsdk.apps.train_mini.packing import Batch, pack
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.kv.none import NoCache
@@ -25,7 +27,7 @@ from mmsdk.tokencomp.transform import Grid, inside
 from mmsdk.tokencomp.types import Compressor
 from mmsdk.vision.types import VisualTokens
 
-__all__ = ["Lesson", "Lessons", "Score", "compressed", "divergence", "on_grid", "read", "score", "shorter"]
+__all__ = ["Lesson", "Lessons", "Score", "compressed", "divergence", "on_grid", "read", "read_beside", "score", "shorter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,36 @@ def read(decoder: Decoder, batch: Batch, embeddings: Float[Tensor, "b k d"]) -> 
     hidden = decoder(x, batch.positions, NoCache(), batch.mask)
     answers: Tensor = hidden.flatten(0, 1)[batch.answers]
     return answers
+
+
+def read_beside(
+    decoder: Decoder, batches: Sequence[Batch], embeddings: Sequence[Float[Tensor, "b _ d"]], layer: Callable[..., Tensor]
+) -> list[Float[Tensor, "_ d"]]:
+    """The same of several batches of one pass, for training: their rows below one another, filled up to the longest.
+
+    `layer` computes a layer, as `mmsdk.apps.train_mini.finetune.layer_forward` does.
+    """
+    longest = max(batch.ids.shape[1] for batch in batches)
+    wide = [_filled(batch, longest) for batch in batches]
+    starts = accumulate((longest * len(batch.ids) for batch in batches), initial=0)
+    answers = torch.cat([batch.answers + start for batch, start in zip(wide, starts, strict=False)])
+    ids, positions, mask = (torch.cat(column) for column in zip(*((one.ids, one.positions, one.mask) for one in wide), strict=True))
+    words = decoder.embed(ids)
+    seen = zip(words.split([len(batch.ids) for batch in batches]), embeddings, strict=True)
+    x = torch.cat([torch.cat([row[:, :1], some.to(row.dtype), row[:, 1 + some.shape[1] :]], dim=1) for row, some in seen])
+    rows = replace(batches[0], ids=ids, positions=positions, mask=mask, answers=answers)
+    return list(through(decoder, x, rows, layer=layer).split([len(batch.answers) for batch in batches]))
+
+
+def _filled(batch: Batch, length: int) -> Batch:
+    """The same rows with more filling at their ends, which sees itself and is seen by nobody."""
+    before, (rows, here) = batch.mask, batch.ids.shape
+    mask = torch.full((rows, 1, length, length), -torch.inf)
+    mask.diagonal(dim1=2, dim2=3).zero_()
+    mask[:, :, :here, :here] = before
+    more = length - here
+    places = batch.answers // here * length + batch.answers % here
+    return replace(batch, ids=F.pad(batch.ids, (0, more)), positions=F.pad(batch.positions, (0, more)), mask=mask, answers=places)
 
 
 def shorter(batch: Batch, n: int, k: int) -> Batch:

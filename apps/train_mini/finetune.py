@@ -17,7 +17,7 @@ from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.transformer import Decoder, Layer, SelfAttention
 from mmsdk.models.mini.projector import Projector
 
-__all__ = ["Adapters", "Recipe", "forward", "layer_forward", "loss_of"]
+__all__ = ["Adapters", "Recipe", "forward", "layer_forward", "loss_of", "through"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ class _Adapted(torch.autograd.Function):
 _adapted: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = _Adapted.apply
 
 
+def _product(x: Tensor, weight: Tensor, pair: tuple[Tensor, ...]) -> Tensor:
+    """x W^T, with the adapter (a, b) of the product where there is one."""
+    return _adapted(x, weight, *pair) if pair else x @ weight.T
+
+
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
@@ -118,19 +123,19 @@ def layer_forward(
     x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, weights: tuple[Tensor, ...], adapters: tuple[Tensor, ...],
     heads: tuple[int, int, int], eps: float,
 ) -> Tensor:  # fmt: skip
-    """One llama layer, written for training: explicit attention (short rows), frozen weights, adapters on all four products."""
+    """One llama layer, written for training: explicit attention (short rows), frozen weights, adapters on all four products, or on none."""
     (rows, length, width), (h, g, d) = x.shape, heads
     norm1, qkv, o, norm2, gate_up, down = weights
-    y = _adapted(_norm(x, norm1, eps).view(-1, width), qkv, *adapters[:2]).view(rows, length, h + 2 * g, d).transpose(1, 2)
+    y = _product(_norm(x, norm1, eps).view(-1, width), qkv, adapters[:2]).view(rows, length, h + 2 * g, d).transpose(1, 2)
     query, key, value = _turn(y[:, :h], cos, sin), _turn(y[:, h : h + g], cos, sin), y[:, h + g :]
     query = query.reshape(rows * g, h // g * length, d)
     scores = torch.bmm(query, key.reshape(rows * g, length, d).transpose(1, 2)).view(rows, h, length, length)
     shares = torch.softmax(scores.float() * d**-0.5 + mask, dim=-1).to(x.dtype)
     seen = torch.bmm(shares.view(rows * g, h // g * length, length), value.reshape(rows * g, length, d))
     seen = seen.view(rows, h, length, d).transpose(1, 2).reshape(rows * length, h * d)
-    x = x + _adapted(seen, o, *adapters[2:4]).view(rows, length, width)
-    gate, up = _adapted(_norm(x, norm2, eps).view(-1, width), gate_up, *adapters[4:6]).chunk(2, dim=-1)
-    return x + _adapted(F.silu(gate) * up, down, *adapters[6:8]).view(rows, length, width)
+    x = x + _product(seen, o, adapters[2:4]).view(rows, length, width)
+    gate, up = _product(_norm(x, norm2, eps).view(-1, width), gate_up, adapters[4:6]).chunk(2, dim=-1)
+    return x + _product(F.silu(gate) * up, down, adapters[6:8]).view(rows, length, width)
 
 
 def forward(
@@ -138,13 +143,19 @@ def forward(
     layer: Callable[..., Tensor] = layer_forward,
 ) -> Tensor:  # fmt: skip
     """The final hidden states [answers, d] at the positions that predict answer tokens; everything on the device of the batch."""
-    config = decoder.config
     dtype, device = decoder.embedding.weight.dtype, batch.ids.device
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         seen = projector(batch.features, batch.places)
     x = F.embedding(batch.ids, decoder.embedding.weight).flatten(0, 1).index_copy(0, batch.visual, seen.to(dtype))
-    x = x.view(*batch.ids.shape, -1)
-    frequency = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, device=device) / config.head_dim)
+    return through(decoder, x.view(*batch.ids.shape, -1), batch, adapters, layer)
+
+
+def through(
+    decoder: Decoder, x: Tensor, batch: Batch, adapters: Sequence[tuple[Tensor, Tensor]] = (), layer: Callable[..., Tensor] = layer_forward
+) -> Tensor:
+    """The same of rows that are embedded already, [b, s, d]: from the first layer on, without adapters where none are given."""
+    config, dtype = decoder.config, x.dtype
+    frequency = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, device=x.device) / config.head_dim)
     angle = batch.positions[:, None, :, None] * frequency
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     heads = (config.heads, config.kv_heads, config.head_dim)

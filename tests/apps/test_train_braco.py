@@ -11,13 +11,16 @@ from safetensors.torch import load_file
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from mmsdk.apps.train_braco import loop
 from mmsdk.apps.train_braco.calibrate import apart, directions
-from mmsdk.apps.train_braco.distil import Lesson, Lessons, compressed, divergence, on_grid, read, score, shorter
-from mmsdk.apps.train_braco.loop import Recipe, learn, medium
+from mmsdk.apps.train_braco.distil import Lesson, Lessons, compressed, divergence, on_grid, read, read_beside, score, shorter
+from mmsdk.apps.train_braco.loop import Recipe, Teacher, learn, medium
 from mmsdk.apps.train_braco.sets import Set, Target, export
 from mmsdk.apps.train_mini.features import Sample, Shard, cells_of
+from mmsdk.apps.train_mini.finetune import layer_forward
 from mmsdk.apps.train_mini.scenes import Scene, Thing
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
+from mmsdk.errors import InputError
 from mmsdk.kv.none import NoCache
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
@@ -111,6 +114,33 @@ def test_the_pupil_reads_each_question_as_if_it_were_asked_alone(vlm: Mini, less
         torch.testing.assert_close(found[mine], hidden[0, -int(mine.sum()) :], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("counts", [(5, 5), (16, 3), (2, 9, 4)])
+def test_pupils_beside_one_another_read_as_each_alone(vlm: Mini, lesson: Lesson, counts: tuple[int, ...]) -> None:
+    """Rows of different lengths in one pass, written for training: the decoder's own hidden states, and its gradients."""
+    seen = [torch.randn(2, k, WIDTH, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in counts]
+    batches = [shorter(lesson.batch, 16, k) for k in counts]
+    together = read_beside(vlm.decoder, batches, seen, layer_forward)
+    alone = [read(vlm.decoder, *one) for one in zip(batches, seen, strict=True)]
+    for found, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    probes = [torch.randn(one.shape, generator=torch.Generator().manual_seed(1)) for one in alone]
+    gradients = [torch.autograd.grad(sum((a * p).sum() for a, p in zip(outs, probes, strict=True)), seen) for outs in (together, alone)]
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_what_the_teacher_says_of_a_batch_is_asked_once(vlm: Mini, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the batches come again after as many steps as were asked for."""
+    asked, teacher = [], Teacher(vlm, lessons(vlm), Recipe(lessons=3))
+    monkeypatch.setattr(loop, "read", lambda decoder, batch, seen: asked.append(batch) or read(decoder, batch, seen))
+    for step in range(8):
+        lesson, said = teacher("image", step)
+        drawn = lessons(vlm).drawn("image", 0, step % 3)
+        assert torch.equal(lesson.batch.ids, drawn.batch.ids)
+        torch.testing.assert_close(said, read(vlm.decoder, drawn.batch, drawn.embeddings))
+    assert len(asked) == 3
+
+
 def test_divergence_is_the_kl_of_each_question_by_definition(vlm: Mini, lesson: Lesson) -> None:
     batch = lesson.batch
     teacher = read(vlm.decoder, batch, lesson.embeddings)
@@ -128,7 +158,7 @@ def trained(vlm: Mini, folder: Path, *stops: int) -> tuple[dict[str, Tensor], li
     learned = sets(vlm)
     for stop in stops:
         learned = sets(vlm)
-        learn(vlm, lessons(vlm), learned, Recipe(steps=30, rate=2e-2, warmup=2, every=50), folder, stop)
+        learn(vlm, lessons(vlm), learned, Recipe(steps=30, rate=2e-2, warmup=2, every=50), folder, stop_after=stop)
     return load_file(folder / "checkpoint.safetensors"), learned
 
 
@@ -138,7 +168,7 @@ def test_only_the_coder_learns_it_comes_nearer_and_is_read_back(vlm: Mini, tmp_p
     after = dict([*vlm.decoder.state_dict().items(), *vlm.projector.state_dict().items()])
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     path = tmp_path / "coder.safetensors"
-    export(path, "dct", learned, directions(vlm, shard(), most=5))
+    export(path, "dct", learned, directions(vlm, shard(), most=5), "30 steps")
     coder = read_coder(str(path), torch.device("cpu"))
     assert coder.budgets == "3 tokens of an image, 8 tokens of an image" and coder.width == WIDTH
     for target in TARGETS:
@@ -146,6 +176,31 @@ def test_only_the_coder_learns_it_comes_nearer_and_is_read_back(vlm: Mini, tmp_p
         full, plain, taught = score(vlm, one, [Braco(), Braco(coder=str(path))], target.count)
         assert full.kl == 0.0 and taught.kl < 0.9 * plain.kl
         assert full.questions == plain.questions == taught.questions > 4
+
+
+def test_what_learned_nothing_is_shipped_as_its_start_alone(vlm: Mini, tmp_path: Path) -> None:
+    """Several ways to pool, of which an untrained map adds nothing: read back, tokens are those of the first way alone."""
+    path, generator = tmp_path / "coder.safetensors", torch.Generator().manual_seed(0)
+    score = torch.randn(WIDTH, generator=generator).half().float()
+    start = Set(Target("image", 3, 2, 4), [(1, 4, 4)], score, 6, generator)
+    export(path, "dct", [start], {}, "nothing")
+    read_back = read_coder(str(path), torch.device("cpu")).sets["image", 3]
+    assert read_back.score.shape == (1, WIDTH) and start.score.shape == (4, WIDTH) and path.stat().st_size < 2000
+    x = torch.randn(2, 16, WIDTH, generator=generator)
+    found, expected = (Braco().code(x, (1, 4, 4), 3, one).tokens for one in (read_back, start.trained()))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_training_goes_on_from_another_whatever_ways_to_pool_it_adds(vlm: Mini, tmp_path: Path) -> None:
+    _, learned = trained(vlm, tmp_path / "run", 5)
+    before, generator = learned[0], torch.Generator().manual_seed(5)
+    after = Set(Target("image", 8, 2, 3), lessons(vlm).grids("image"), torch.zeros(WIDTH), 4, generator)
+    after.go_on(before.trained())
+    x = torch.randn(2, 16, WIDTH, generator=generator)
+    found, expected = (Braco().code(x, (1, 4, 4), 8, one.trained()).tokens for one in (after, before))
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(InputError, match="image.8 does not fit"):
+        Set(Target("image", 8, 2), lessons(vlm).grids("image"), torch.zeros(WIDTH), 5, generator).go_on(before.trained())
 
 
 def test_a_resumed_run_ends_where_an_unbroken_one_does(vlm: Mini, tmp_path: Path) -> None:

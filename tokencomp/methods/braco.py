@@ -14,10 +14,10 @@ Everything else is our reconstruction:
 3. T = Q Y', Q = (I - A) (I + A)^-1 Q_0 orthogonal. Q_0 is the inverse DCT of the box, so that T is a small picture of the large one, and
    for the other bases the means of the picture's parts, made orthonormal from the coarsest coefficient on.
 4. R = X - Xhat is what the basis misses. Residual token c pools its part of the picture, sum_i w_i x_i with w_i in proportion to
-   |R_i|^2 exp(s x_i), and becomes x + x D U + b.
+   |R_i|^2 exp(s x_i), and becomes x + x D U + b; further scoring vectors s pool further x of the same part, whose x D U are added.
 
-Basis tokens sit in the middle of their parts, residual ones at their weighted centre, and each weighs n / k. Untrained, E, A, s, U and b
-are zero. A clip is a box of three axes (its residual parts divide time first), or each frame is coded by itself.
+Basis tokens sit in the middle of their parts, residual ones at their (first) weighted centre, and each weighs n / k. Untrained, E, A, s, U
+and b are zero. A clip is a box of three axes (its residual parts divide time first), or each frame is coded by itself.
 """
 
 import math
@@ -132,9 +132,9 @@ class Braco:
         low_tokens = trained.turned(plan.box, plan.start) @ y
 
         # a part without any error is pooled evenly
-        scores = missed.clamp_min(torch.finfo(torch.float32).tiny).log() + x @ trained.score
-        share = scores[:, None].masked_fill(~plan.pools, -torch.inf).softmax(dim=2)
-        residual_tokens = trained.mapped(share @ x)
+        scores = missed.clamp_min(torch.finfo(torch.float32).tiny).log()[:, None] + trained.score @ x.transpose(1, 2)
+        shares = scores[:, :, None].masked_fill(~plan.pools, -torch.inf).softmax(dim=3)
+        residual_tokens, share = trained.mapped(shares @ x[:, None]), shares[:, 0]
 
         cells = torch.cat([plan.cells.expand(len(x), -1), _centre(share, grid)], dim=1)
         numbers = torch.arange(len(plan.cells), count, device=x.device).expand(len(x), -1)

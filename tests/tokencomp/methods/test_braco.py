@@ -179,20 +179,24 @@ def test_an_embedding_hangs_on_the_coefficient_alone(tokens_of: Tokens) -> None:
     torch.testing.assert_close(moved[0][0], columns @ table[0, :, 0], atol=1e-5, rtol=0)
 
 
-def test_a_scoring_vector_and_a_map_make_residual_tokens(tokens_of: Tokens) -> None:
-    """One residual token beside the mean, of a picture of four cells."""
+@pytest.mark.parametrize("pools", [1, 3])
+def test_scoring_vectors_and_a_map_make_residual_tokens(tokens_of: Tokens, pools: int) -> None:
+    """One residual token beside the mean, of a picture of four cells: pooled in one way, and in three."""
     source = tokens_of((1, 2, 2))
     g = torch.Generator().manual_seed(4)
-    score, down, up, bias = (torch.randn(shape, generator=g) for shape in ((12,), (12, 3), (3, 12), (12,)))
+    score, down, up, bias = (torch.randn(shape, generator=g) for shape in ((pools, 12), (pools, 12, 3), (pools, 3, 12), (12,)))
     set_ = Trained(1, torch.zeros(1, 1, 1, 12), {}, score, down, up, bias)
     found = Braco().code(source.features[None], (1, 2, 2), 2, set_)
     x = source.features.double()
-    weights = (x - x.mean(dim=0)).square().sum(dim=1) * (x @ score.double()).exp()
-    pooled = (weights / weights.sum()) @ x
-    expected = pooled + pooled @ down.double() @ up.double() + bias.double()
+    energy = (x - x.mean(dim=0)).square().sum(dim=1)
+    weights = [energy * (x @ one.double()).exp() for one in score]
+    pooled = [(one / one.sum()) @ x for one in weights]
+    expected = pooled[0] + sum(one @ d @ u for one, d, u in zip(pooled, down.double(), up.double(), strict=True)) + bias.double()
+    centre = (weights[0] / weights[0].sum()) @ source.positions.double()
     at = [i for i in range(2) if not torch.allclose(found.tokens[0, i].double(), x.mean(dim=0), atol=1e-4)]
     assert len(at) == 1
     torch.testing.assert_close(found.tokens[0, at[0]].double(), expected, atol=1e-4, rtol=1e-4)
+    assert source.positions[int(found.cells[0, at[0]])].tolist() == (centre + 0.5).floor().tolist()
 
 
 def test_frames_by_themselves_are_pictures_by_themselves(tokens_of: Tokens) -> None:
