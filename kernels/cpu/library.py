@@ -47,6 +47,7 @@ _SIGNATURES = {
     "finish_many": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "attend_many": (_POINTER, _POINTER),
     "read_many": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),
+    "attend_blocks": (_POINTER, _POINTER),
     "block_project": (_POINTER, _POINTER, _POINTER, _LONG),
     "block_add": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG),
     "block_feed": (_POINTER, _POINTER, _POINTER, _LONG),

@@ -1,9 +1,10 @@
-"""Block-sparse attention on a processor: only the blocks on a row's list are read, and large products do the arithmetic.
+"""Block-sparse attention on a processor: only the blocks on a row's list are read, whoever does the arithmetic.
 
-Rows of all heads are ordered by how many keys they read and taken in groups. The keys of a group's rows are gathered side by side, and the
-group is one batch of products, each row an entry of it. Where its rows read unequally many, shorter ones are filled up to the longest,
-which, the rows being ordered, is little. Nothing else is ever computed. Gathered keys and scores go into the same memory group after group:
-new memory for each would cost more than the arithmetic. A group's scores fit into the cores' caches.
+Where there is the C++ of `mmsdk.kernels.cpu.blocks`, it reads keys and values where they lie. Elsewhere torch does it: rows of all heads
+are ordered by how many keys they read and taken in groups. The keys of a group's rows are gathered side by side, and the group is one batch
+of products, each row an entry of it. Where its rows read unequally many, shorter ones are filled up to the longest, which, the rows being
+ordered, is little. Nothing else is ever computed. Gathered keys and scores go into the same memory group after group: new memory for each
+would cost more than the arithmetic. A group's scores fit into the cores' caches.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.diffusion.attention.types import Blocks
+from mmsdk.kernels.cpu import blocks as native
 
 __all__ = ["gathered"]
 
@@ -32,6 +34,9 @@ def gathered(
     scale: float,
 ) -> Float[Tensor, "b h s d"]:
     """What `mmsdk.kernels.ops.block_sparse` computes, of tokens that stand in the order of their blocks. Rows that read nothing give 0."""
+    if native.here(query, keys, values):
+        device = torch.device("cpu")
+        return native.attend(query, keys, values, mask, queries.bounds(device), entries.bounds(device), scale)
     plain = query.dtype == torch.float32 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, keys, values)))
     work: _Products | _Fused = _Products(scale) if plain else _Fused(scale)
     rows = _Rows.of(query, queries)

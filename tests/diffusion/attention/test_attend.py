@@ -11,6 +11,8 @@ from mmsdk.diffusion.attention.attend import attend
 from mmsdk.diffusion.attention.types import Blocks, Everything, Selection
 from mmsdk.errors import InputError
 from mmsdk.kernels.case import TOLERANCE
+from mmsdk.kernels.cpu import blocks as native
+from mmsdk.kernels.cpu.library import library
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -29,6 +31,15 @@ def dense(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 
 
 Seen = Callable[[Selection], Tensor]
+
+
+@pytest.fixture(autouse=True, params=["c++", "torch"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever does the arithmetic."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "here", lambda *_: False)
+    elif library().functions is None:
+        pytest.skip(library().state)
 
 
 def near(ours: Tensor, truth: Tensor, dtype: torch.dtype = torch.float32) -> None:
