@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mmsdk.apps import kept
 from mmsdk.apps.interrupts import Stop
-from mmsdk.apps.train_video.learn import CONFIG, Recipe, begun, loss_of, rate, stage_of
+from mmsdk.apps.train_video.learn import CONFIG, Recipe, begun, loss_of, memory, rate, stage_of
 from mmsdk.diffusion.dit import DiT, DiTConfig
 from mmsdk.diffusion.imagine import Imaginer, Screen
 from mmsdk.diffusion.words import Words
@@ -64,8 +64,7 @@ class Learner:
         torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *self.words.parameters()], 1.0)
         self.optimiser.step()
         now = self.weights()
-        memory = min(recipe.memory, (1 + number) / (10 + number))
-        torch._foreach_lerp_(list(self.average.values()), [now[name] for name in self.average], 1 - memory)
+        torch._foreach_lerp_(list(self.average.values()), [now[name] for name in self.average], 1 - memory(recipe, number))
         return float(loss.detach())
 
     def save(self, folder: Path, step: int) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.apps.train_video.learn import CLEANEST, CONFIG, Recipe, Stage, spoken, stage_of
+from mmsdk.apps.train_video.plain import attended
 from mmsdk.apps.train_video.world import COLOURS, SHAPES, SIDE, cover, palette
 from mmsdk.diffusion.dit import DiT
 from mmsdk.diffusion.imagine import Imaginer, Screen
@@ -36,6 +37,7 @@ __all__ = [
     "settled",
     "steps_of",
     "wandered",
+    "world_of",
 ]
 
 PIXELS, FRAMES = 32, 10
@@ -125,14 +127,14 @@ class Taught:
         clean, noisy = (tuple(part.split(frames * tokens, 2)[half] for part in (query, keys, values)) for half in (0, 1))
         mask = (before | own).repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
         asking, offered, given = clean
-        first = F.scaled_dot_product_attention(asking, offered, given, attn_mask=mask)
+        first = attended(asking, offered, given, mask)
         # a noisy frame stands as a row of the batch of its own
         asked, *others = (part.unflatten(2, (frames, tokens)).transpose(1, 2).flatten(0, 1) for part in noisy)
         told, shown = (
             torch.cat((part.repeat_interleave(frames, 0), other), 2) for part, other in zip((offered, given), others, strict=True)
         )
         seen_by = before.flatten(0, 1).repeat_interleave(tokens, 1)
-        last = F.scaled_dot_product_attention(asked, told, shown, attn_mask=F.pad(seen_by, (0, tokens), value=True)[:, None, None])
+        last = attended(asked, told, shown, F.pad(seen_by, (0, tokens), value=True)[:, None, None])
         return torch.cat((first, last.unflatten(0, (b, frames)).transpose(1, 2).flatten(2, 3)), 2)
 
 
@@ -159,9 +161,13 @@ def loss_of(model: DiT, words: Words, recipe: Recipe, step: int, dtype: torch.dt
     return loss
 
 
-def save(folder: Path, imaginer: Imaginer) -> None:
-    """Write what was learned as a world model: a frame an action, each move by its name in pixels."""
+def world_of(imaginer: Imaginer) -> WorldModel:
+    """What was learned as a world model: a frame an action, each move by its name in pixels."""
     pixel = STRIDE * PIXELS / SIDE
     moves = {name: (rows * pixel, columns * pixel) for name, (rows, columns) in ACTIONS.items()}
-    screen = Screen(1, PIXELS, PIXELS, 8.0, RECIPE.shift)
-    save_world_model(folder, WorldModel(replace(imaginer, screen=screen, scale=1.0), moves))
+    return WorldModel(replace(imaginer, screen=Screen(1, PIXELS, PIXELS, 8.0, RECIPE.shift), scale=1.0), moves)
+
+
+def save(folder: Path, imaginer: Imaginer) -> None:
+    """Write it."""
+    save_world_model(folder, world_of(imaginer))

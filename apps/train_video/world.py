@@ -1,4 +1,4 @@
-"""A world of few things, drawn: something moves across the screen, before or behind a box, or pushes it, as a sentence tells.
+"""A world of few things, drawn: something moves across the screen, before or behind a box, or pushes it, or a robot's arm pushes it.
 
 Everything is a pure function of a generator. Lengths are in pixels of a screen of 64 x 64, whatever the side it is drawn at; edges are as
 soft as one pixel of that side, so that a coarse clip is what a fine one looks like from afar.
@@ -37,11 +37,18 @@ COLOURS = {
 }
 SHAPES = ("ball", "triangle", "diamond", "cross")
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-RELATIONS = ("", "behind", "in front of", "and hits")
+RELATIONS = ("", "behind", "in front of", "and hits", "by a robot")
 BOXES = (*COLOURS, "")
-VOCABULARY = tuple(sorted({"a", "moves", "box", *COLOURS, *SHAPES, *DIRECTIONS, *" ".join(RELATIONS).split()}))
-_GROUND = (22, 24, 32)
+_ROBOT = len(RELATIONS) - 1
+# what came later stands behind: a word's number is its place
+VOCABULARY = (
+    *sorted({"a", "moves", "box", *COLOURS, *SHAPES, *DIRECTIONS, *" ".join(RELATIONS[:_ROBOT]).split()}),
+    *("robot", "pushes"),
+)
+_GROUND, _ARM = (22, 24, 32), (126, 132, 146)
 _HALF = 11.0  # of a box's side: more than anything that may be behind it
+_LINK, _THICK = 26.0, 2.4  # of the arm: both links' length, and half of their width
+_BEHIND, _ASIDE = 28.0, 20.0  # where the arm stands, seen from the middle of the screen against the way that it pushes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,13 @@ class Stories:
 
 
 def drawn(count: int, generator: torch.Generator) -> Stories:
-    """Stories, all equally likely; a box never has the colour of what moves."""
+    """Stories, all equally likely; a box never has the colour of what moves, and there is none where nothing is done with it."""
     colour, shape, direction, relation = (
         torch.randint(0, len(among), (count,), generator=generator) for among in (COLOURS, SHAPES, DIRECTIONS, RELATIONS)
     )
     other = (colour + torch.randint(1, len(COLOURS), (count,), generator=generator)) % len(COLOURS)
-    return Stories(colour, shape, direction, relation, torch.where(relation == 0, len(COLOURS), other))
+    alone = (relation == 0) | (relation == _ROBOT)
+    return Stories(colour, shape, direction, relation, torch.where(alone, len(COLOURS), other))
 
 
 def film(stories: Stories, side: int, generator: torch.Generator) -> Float[Tensor, "b 3 t side side"]:
@@ -89,6 +97,11 @@ def film(stories: Stories, side: int, generator: torch.Generator) -> Float[Tenso
         covered = torch.where(behind.view(-1, 1, 1, 1), covers[far], covers[near])[:, None]
         paint = torch.where(behind[:, None], paints[far], paints[near])
         clip = clip + covered * (paint.view(-1, 3, 1, 1, 1) - clip)
+    pushed = (stories.relation == _ROBOT).nonzero()[:, 0]
+    if not len(pushed):
+        return clip
+    arm = _arm(thing[pushed], stories.direction[pushed], radius[pushed], side)[:, None]
+    clip[pushed] = clip[pushed] + arm * (torch.tensor(_ARM).view(1, 3, 1, 1, 1) / 127.5 - 1 - clip[pushed])
     return clip
 
 
@@ -98,6 +111,8 @@ def palette() -> Float[Tensor, "c 3"]:
 
 
 def _sentence(colour: int, shape: int, direction: int, relation: int, box: int) -> str:
+    if relation == _ROBOT:
+        return f"a robot pushes a {list(COLOURS)[colour]} {SHAPES[shape]} {list(DIRECTIONS)[direction]}"
     told = f"a {list(COLOURS)[colour]} {SHAPES[shape]} moves {list(DIRECTIONS)[direction]}"
     return f"{told} {RELATIONS[relation]} a {BOXES[box]} box" if relation else told
 
@@ -134,6 +149,33 @@ def cover(middle: Float[Tensor, "b t 2"], side: int, shape: Int[Tensor, " b"], r
         if len(rows):
             distance[rows] = edge(x[rows], y[rows], radius[rows].view(-1, 1, 1, 1))
     return (0.5 - distance / pixel).clamp(0, 1)
+
+
+def _arm(
+    thing: Float[Tensor, "b t 2"], direction: Int[Tensor, " b"], radius: Float[Tensor, "b 1"], side: int
+) -> Float[Tensor, "b t side side"]:
+    """How much of each pixel the arm covers: two links from where it stands to what it pushes, bent at the elbow as these allow."""
+    way = torch.tensor(list(DIRECTIONS.values()), dtype=torch.float32)[direction][:, None]
+    across = way.flip(2).abs()
+    foot = SIDE / 2 - _BEHIND * way + _ASIDE * across
+    hand = thing - (radius[..., None] + _THICK) * way
+    reach = hand - foot
+    half = reach.norm(dim=-1, keepdim=True).clamp(1e-3, 2 * _LINK) / 2
+    # two equal sides make a triangle; its elbow lies on the side that leaves the way free
+    bent = torch.stack((-reach[..., 1], reach[..., 0]), -1) / (2 * half) * (_LINK**2 - half.square()).clamp_min(0).sqrt()
+    elbow = foot + reach / 2 + bent * (way.sum(-1, keepdim=True) * torch.where(way[..., :1] == 0, 1.0, -1.0))
+    pixel = SIDE / side
+    at = (torch.arange(side) + 0.5) * pixel
+    spots = torch.stack(torch.meshgrid(at, at, indexing="xy"), -1)
+    distance = torch.minimum(*(_from_line(spots, *ends) for ends in ((foot.expand_as(hand), elbow), (elbow, hand)))) - _THICK
+    return (0.5 - distance / pixel).clamp(0, 1)
+
+
+def _from_line(spots: Float[Tensor, "h w 2"], one: Float[Tensor, "b t 2"], other: Float[Tensor, "b t 2"]) -> Float[Tensor, "b t h w"]:
+    """How far spots are from the lines between points."""
+    line, to = (other - one)[:, :, None, None], spots - one[:, :, None, None]
+    share = ((to * line).sum(-1) / line.square().sum(-1).clamp_min(1e-6)).clamp(0, 1)
+    return (to - share[..., None] * line).norm(dim=-1)
 
 
 def _ball(x: Tensor, y: Tensor, r: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from mmsdk.errors import InputError
 
 __all__ = ["DiT", "DiTConfig"]
 
+_FEW = 64  # words
 _LEAST = 0.05  # sigma, where a clip is so clean that its velocity is hardly to be told
 
 
@@ -206,7 +207,7 @@ class _Block(nn.Module):
         shift, scale, gate, shift_up, scale_up, gate_up = self._modulations(scene)
         x = (x.float() + self._self(self._scaled(x, shift, scale), scene, attend) * gate).to(x.dtype)
         query, keys, values = (part.transpose(1, 2) for part in self.cross.parts(self.cross_norm(x), scene.text))
-        heads = F.scaled_dot_product_attention(query, keys, values, attn_mask=scene.mask)
+        heads = _asked(query, keys, values, scene.mask)
         heads = heads if scene.seen is None else heads + self.seen(query, scene.seen)
         x = x + self.cross.projected(heads)
         out: Tensor = self.down(gelu(self.up(self._scaled(x, shift_up, scale_up))))
@@ -231,6 +232,14 @@ class _Block(nn.Module):
         norm = F.layer_norm if self.config.norm == "layer" else F.rms_norm
         normed = norm(x.float(), (x.shape[-1],), eps=self.config.eps)
         return (normed * (1 + scale) + shift).to(x.dtype)
+
+
+def _asked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Float[Tensor, "b h n d"]:
+    """What tokens read of the text. On a processor plain products make a gradient of few words in a third of the fused one's time."""
+    few = mask is None and keys.shape[2] <= _FEW and query.device.type == "cpu"
+    if not few or not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    return ((query * query.shape[3] ** -0.5) @ keys.transpose(2, 3)).softmax(-1).to(values.dtype) @ values
 
 
 def _velocity(noisy: Float[Tensor, "b n d"], clean: Float[Tensor, "b n d"], time: Tensor) -> Float[Tensor, "b n d"]:

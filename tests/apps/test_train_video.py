@@ -15,8 +15,9 @@ from mmsdk.apps.interrupts import INTERRUPTED
 from mmsdk.apps.train_video import __main__ as program
 from mmsdk.apps.train_video import finer, roam
 from mmsdk.apps.train_video.judge import open_judge, teach
-from mmsdk.apps.train_video.learn import CONFIG, STAGES, Recipe, Stage, begun, loss_of, rate, spoken, stage_of
+from mmsdk.apps.train_video.learn import CONFIG, STAGES, Recipe, Stage, begun, loss_of, memory, rate, spoken, stage_of
 from mmsdk.apps.train_video.loop import CHECKPOINT, train
+from mmsdk.apps.train_video.plain import Plain, attended
 from mmsdk.apps.train_video.score import asked, drawn_score, told
 from mmsdk.apps.train_video.world import COLOURS, DIRECTIONS, FRAMES, RELATIONS, SHAPES, SIDE, VOCABULARY, Stories, drawn, film
 from mmsdk.diffusion.attention.types import Grid
@@ -32,7 +33,7 @@ from mmsdk.pipeline import pipeline
 from mmsdk.vision.types import Image
 
 SMALL = replace(CONFIG, heads=1, head_dim=12, hidden=16, layers=1, text_width=8, frequencies=8)
-RECIPE = Recipe((Stage(8, 2, 2, 1e-2), Stage(16, 3, 1, 1e-2, coarser=0.5)), warmup=2)
+RECIPE = Recipe((Stage(8, 2, 2, 1e-2), Stage(16, 3, 1, 1e-2, coarser=0.4, brief=0.4)), warmup=2)
 
 
 def every_story() -> Stories:
@@ -40,7 +41,8 @@ def every_story() -> Stories:
     kinds = torch.cartesian_prod(torch.arange(len(SHAPES)), torch.arange(len(DIRECTIONS)), torch.arange(len(RELATIONS)))
     shape, direction, relation = kinds.unbind(1)
     colour = torch.arange(len(kinds)) % len(COLOURS)
-    return Stories(colour, shape, direction, relation, torch.where(relation == 0, len(COLOURS), (colour + 2) % len(COLOURS)))
+    alone = (relation == 0) | (relation == RELATIONS.index("by a robot"))
+    return Stories(colour, shape, direction, relation, torch.where(alone, len(COLOURS), (colour + 2) % len(COLOURS)))
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -61,8 +63,9 @@ def test_clips_show_what_their_sentences_say() -> None:
     clips = film(stories, 32, seeded())
     assert clips.shape == (len(stories), 3, FRAMES, 32, 32) and clips.abs().max() <= 1
     for number, sentence in enumerate(stories.captions()):
-        colour, rest = sentence.split()[1], sentence.partition(" moves ")[2]
-        step = DIRECTIONS[rest.split()[0]]
+        robot = sentence.startswith("a robot pushes a ")
+        colour = sentence.split()[4 if robot else 1]
+        step = DIRECTIONS[sentence.split()[-1] if robot else sentence.partition(" moves ")[2].split()[0]]
         thing = middle(clips[number], colour)
         (x, y), (later, lower) = (at for at in (thing[0], thing[-1]) if at is not None)
         assert (later - x) * step[0] + (lower - y) * step[1] > 2 and abs((later - x) * step[1] + (lower - y) * step[0]) < 1, sentence
@@ -74,6 +77,24 @@ def test_clips_show_what_their_sentences_say() -> None:
             assert moved > 2 and thing[8] == thing[15], sentence
         elif box:
             assert None not in box and ("in front" in sentence or box[0] == box[15]), sentence
+
+
+def test_a_robots_arm_stands_still_and_its_hand_goes_with_what_it_pushes() -> None:
+    """Read from the pixels of its colour: some of them at the foot in all frames, the nearest ones as near to the thing in all."""
+    stories = every_story()
+    for number, sentence in enumerate(stories.captions()):
+        clip = film(Stories(*(part[number : number + 1] for part in stories.table().unbind(1))), 64, seeded(number))[0]
+        arm = (clip - (torch.tensor([126, 132, 146]) / 127.5 - 1).view(3, 1, 1, 1)).norm(dim=0) < 0.02
+        assert bool(arm.flatten(1).any(1).all()) == sentence.startswith("a robot"), sentence
+        if sentence.startswith("a robot"):
+            way = torch.tensor(DIRECTIONS[sentence.split()[-1]])
+            foot = 32 - 28 * way + 20 * way.flip(0).abs()
+            nearest = []
+            for frame, at in zip(arm, middle(clip, sentence.split()[4]), strict=True):
+                spots = frame.nonzero().flip(1).double()
+                assert at is not None and (spots - foot).norm(dim=1).min() < 4, sentence
+                nearest.append(float((spots - torch.tensor(at)).norm(dim=1).min()))
+            assert max(nearest) - min(nearest) < 2.5 and min(nearest) > 4 and max(nearest) < 13, (sentence, nearest)
 
 
 def test_a_coarse_clip_is_a_fine_one_from_afar_and_seeds_repeat() -> None:
@@ -108,6 +129,49 @@ def test_a_model_that_does_nothing_predicts_grey_and_the_default_one_is_small_en
     with torch.device("meta"):
         size = sum(part.numel() for module in begun(CONFIG, 0) for part in module.parameters())
     assert 2 * size < 25e6
+
+
+def test_the_average_of_a_stage_begins_with_it_and_remembers_no_longer_than_the_recipe() -> None:
+    recipe = Recipe((Stage(8, 20000, 1, 1e-3), Stage(16, 30, 1, 1e-3)))
+    assert [memory(recipe, step) for step in (0, 1, 90)] == [0.1, 2 / 11, 0.91]
+    assert memory(recipe, 19999) == recipe.memory and memory(recipe, 20000) == 0.1
+
+
+class Watched(DiT):
+    """Keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(SMALL)
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+
+    def forward(self, latents: Tensor, time: Tensor, condition: Condition, attend: Plain, *, first: int) -> Tensor:  # type: ignore[override]
+        self.asked.append((tuple(latents.shape), first))
+        return super().forward(latents, time, condition, attend, first=first)
+
+
+def test_steps_of_a_stage_have_as_many_tokens_coarse_brief_or_whole() -> None:
+    """Of 200 steps; brief ones begin at every frame from which a quarter of them is left."""
+    torch.manual_seed(0)
+    recipe, model, words = Recipe((Stage(16, 200, 1, 1e-3, 0.25, 0.5),)), Watched(), Words(VOCABULARY, 8, 12)
+    with torch.no_grad():
+        for step in range(200):
+            loss_of(model, words, recipe, step, torch.float32)
+    shapes = [shape for shape, _ in model.asked]
+    counts = [shapes.count(shape) for shape in ((4, 3, FRAMES, 8, 8), (4, 3, FRAMES // 4, 16, 16), (1, 3, FRAMES, 16, 16))]
+    assert sum(counts) == 200 and all(abs(count - most) < 20 for count, most in zip(counts, (50, 100, 50), strict=True))
+    assert {first for shape, first in model.asked if shape[2] == FRAMES} == {0}
+    assert {first for shape, first in model.asked if shape[2] < FRAMES} == set(range(13))
+
+
+@pytest.mark.parametrize("tokens", [7, 1024, 1030])
+def test_attention_while_training_is_attention_with_its_gradient(tokens: int) -> None:
+    """Few tokens and many, all of them or those of a mask."""
+    given = [torch.randn(2, 2, length, 8, generator=seeded(length + n), requires_grad=True) for n, length in enumerate((5, tokens, tokens))]
+    for mask in (None, torch.rand(2, 1, 5, tokens, generator=seeded()) < 0.5):
+        ours, theirs = attended(*given, mask), torch.nn.functional.scaled_dot_product_attention(*given, attn_mask=mask)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        for one, other in zip(*(torch.autograd.grad(out.square().sum(), given) for out in (ours, theirs)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def losses(model: DiT, words: Words, recipe: Recipe) -> list[float]:
