@@ -1,10 +1,11 @@
 """A model of a GPU's second-level cache under block-sparse attention: what row orders do to it can be seen without a GPU.
 
-Programs are started in the order of the heads and of each head's rows, as many as there are places for; each reads the blocks on its list
-one after the other, a block of keys with its block of values at each step, and a place that is done takes the next program. The cache is
-set-associative and evicts what was not used for the longest time; a block stands for its bytes, and its number chooses the set. What is
-in the cache at the beginning of a step is found by all; what is not is fetched once, and whoever else wants it in the same step finds it.
-Queries and outputs, which stream through once, are left out, and all programs take the same time for a block.
+Programs are started head after head, or row by row of several heads abreast, in the order of each head's rows, as many as there are places
+for; each reads the blocks on its list one after the other, a block of keys with its block of values at each step, and a place that is done
+takes the next program. The cache is set-associative and evicts what was not used for the longest time; a block stands for its bytes, and
+its number chooses the set. What is in the cache at the beginning of a step is found by all; what is not is fetched once, and whoever else
+wants it in the same step finds it. Queries and outputs, which stream through once, are left out, and all programs take the same time for a
+block.
 """
 
 from dataclasses import dataclass
@@ -17,12 +18,22 @@ __all__ = ["Machine", "Traffic", "traffic"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Multiprocessors, programs of each at one time, bytes of the cache and places of a set; the defaults are an H100's."""
+    """Multiprocessors, programs of each at one time, bytes of the cache and places of a set; the defaults are an H100's.
+
+    `abreast` heads are started together, a row of each in turn, as kernels do whose grid has its heads innermost, or whose scheduler deals
+    out the longest lists of all heads first; 1 is head after head.
+    """
 
     cores: int = 132
     programs: int = 1
     cache: int = 50 * 2**20
     ways: int = 16
+    abreast: int = 1
+
+    @property
+    def wave(self) -> int:
+        """Rows of one head that run at one time, at least one."""
+        return max(1, self.cores * self.programs // self.abreast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ class Traffic:
 
 def traffic(mask: Bool[np.ndarray, "h rows columns"], order: Int[np.ndarray, "h rows"], block_bytes: int, machine: Machine) -> Traffic:
     """Run the heads' rows in their order; `block_bytes` is the size of a block of keys and its values."""
-    lists, starts = _queue(mask, order)
+    lists, starts = _queue(mask, order, machine.abreast)
     ways = max(1, min(machine.ways, machine.cache // block_bytes))
     sets = max(1, machine.cache // (block_bytes * ways))
     held, used = (np.full((sets, ways), -1, dtype=np.int64) for _ in range(2))
@@ -62,14 +73,17 @@ def traffic(mask: Bool[np.ndarray, "h rows columns"], order: Int[np.ndarray, "h 
 
 
 def _queue(
-    mask: Bool[np.ndarray, "h rows columns"], order: Int[np.ndarray, "h rows"]
+    mask: Bool[np.ndarray, "h rows columns"], order: Int[np.ndarray, "h rows"], abreast: int
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " m"]]:
     """The blocks of all programs one after another, numbered over all heads, and where each program's begin; idle ones are left out."""
+    h, rows, columns = mask.shape
     placed = np.take_along_axis(mask, order[..., None].astype(np.int64), axis=1)
-    head, _, column = placed.nonzero()
-    counts = placed.sum(-1).ravel()
+    head, row = (at.ravel() for at in np.indices((h, rows)))
+    turn = np.lexsort((head, row, head // abreast))
+    program, column = placed.reshape(-1, columns)[turn].nonzero()
+    counts = np.bincount(program, minlength=h * rows)
     starts = np.concatenate(([0], counts[counts > 0].cumsum()))
-    return (head * mask.shape[2] + column).astype(np.int64), starts.astype(np.int64)
+    return (head[turn][program] * columns + column).astype(np.int64), starts.astype(np.int64)
 
 
 def _fetched(blocks: Int64[np.ndarray, " n"], held: Int64[np.ndarray, "sets ways"], used: Int64[np.ndarray, "sets ways"], now: int) -> int:

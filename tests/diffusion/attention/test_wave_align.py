@@ -107,10 +107,11 @@ def test_the_kernel_gives_the_same_bits_in_any_order() -> None:
 def slow_traffic(mask: np.ndarray, order: np.ndarray, block_bytes: int, machine: Machine) -> Traffic:
     """One read after another; a set is a dictionary in the order of last use."""
     queue = [
-        [head * mask.shape[2] + int(column) for column in mask[head, row].nonzero()[0]]
-        for head in range(len(mask))
-        for row in order[head]
-        if mask[head, row].any()
+        [head * mask.shape[2] + int(column) for column in mask[head, order[head, turn]].nonzero()[0]]
+        for first in range(0, len(mask), machine.abreast)
+        for turn in range(mask.shape[1])
+        for head in range(first, min(first + machine.abreast, len(mask)))
+        if mask[head, order[head, turn]].any()
     ]
     ways = max(1, min(machine.ways, machine.cache // block_bytes))
     sets: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(max(1, machine.cache // (block_bytes * ways)))]
@@ -136,13 +137,22 @@ def slow_traffic(mask: np.ndarray, order: np.ndarray, block_bytes: int, machine:
 
 
 @pytest.mark.parametrize(
-    "machine", [Machine(4, 2, 6400, 4), Machine(1, 1, 1200, 16), Machine(7, 1, 3000, 1), Machine(132, 1, 50, 4)], ids=str
+    "machine",
+    [
+        Machine(4, 2, 6400, 4),
+        Machine(1, 1, 1200, 16),
+        Machine(7, 1, 3000, 1),
+        Machine(132, 1, 50, 4),
+        Machine(8, 1, 3000, 4, abreast=2),
+        Machine(4, 2, 6400, 4, abreast=3),
+    ],
+    ids=str,
 )
 def test_the_cache_model_is_a_cache_simulated_read_by_read(machine: Machine) -> None:
-    mask = families(40, 30, 3, share=0.4)[0].numpy()
+    mask = families(40, 30, 3, h=3, share=0.4)[0].numpy()
     mask[0, 5:9] = False
     draw = np.random.default_rng(0)
-    for order in (np.tile(np.arange(40), (2, 1)), np.stack([draw.permutation(40) for _ in range(2)])):
+    for order in (np.tile(np.arange(40), (3, 1)), np.stack([draw.permutation(40) for _ in range(3)])):
         assert traffic(mask, order, 100, machine) == slow_traffic(mask, order, 100, machine)
 
 
@@ -161,6 +171,14 @@ def test_aligned_rows_find_more_in_a_small_cache() -> None:
     order = WaveAlign(wave=16)(mask, LARGE).row_order
     before, after = (traffic(mask[0].numpy(), x[0].numpy(), 1, wave).hit_ratio for x in (natural(mask), order))
     assert before < 0.6 and after > before + 0.2
+
+
+def test_heads_abreast_share_little_until_their_rows_are_aligned() -> None:
+    """Six heads, of which four rows each run at one time: whatever they share is shared by these four."""
+    mask, machine = families(240, 120, 10, h=6, share=0.2), Machine(cores=24, cache=240, abreast=6)
+    order = WaveAlign(wave=machine.wave)(mask, LARGE).row_order
+    before, after = (traffic(mask[0].numpy(), x[0].numpy(), 1, machine).hit_ratio for x in (natural(mask), order))
+    assert machine.wave == 4 and before < 0.45 and after > before + 0.25
 
 
 def test_longest_rows_first_end_no_later() -> None:
