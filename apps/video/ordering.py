@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from mmsdk.diffusion.attention.cache_model import Machine, traffic
 from mmsdk.diffusion.attention.types import Blocks, Selection, Selector
 from mmsdk.diffusion.attention.wave_align import WaveAlign
 
-__all__ = ["of_model", "of_patterns"]
+__all__ = ["of_layers", "of_patterns"]
 
 _BLOCK, _HEAD_DIM = 128, 128
 
@@ -23,15 +24,15 @@ _BLOCK, _HEAD_DIM = 128, 128
 def of_patterns(tokens: int, heads: int, seed: int) -> Iterator[Row]:
     """Rows of made masks over so many tokens in blocks of 128, on a machine with the sizes of an H100."""
     for name, mask in tqdm(_families(-(-tokens // _BLOCK), heads, seed), desc="wavealign", unit="family", mininterval=2):
-        yield _row(name, mask, tokens, _BLOCK, _HEAD_DIM, Machine())
+        yield from _rows(name, mask, tokens, _BLOCK, _HEAD_DIM, Machine())
 
 
-def of_model(seen: Sequence[Seen], methods: Sequence[str], like: int) -> Iterator[Row]:
-    """Rows of masks that methods choose in a model's layers, on a machine as much smaller than an H100 as the clip is than `like` tokens.
+def of_layers(told: str, seen: Sequence[Seen], methods: Sequence[str], like: int) -> Iterator[Row]:
+    """Rows of masks that methods choose in some layers, on a machine as much smaller than an H100 as the clip is than `like` tokens.
 
     Masks of several layers stand side by side, as further heads.
     """
-    for name in tqdm(methods, desc="wavealign", unit="method", mininterval=2):
+    for name in tqdm(methods, desc=f"wavealign, {told}", unit="method", mininterval=2):
         selector, masks, size = plugins.load(METHODS, name), list[Tensor](), 0
         assert isinstance(selector, Selector)
         for layer in seen:
@@ -43,24 +44,31 @@ def of_model(seen: Sequence[Seen], methods: Sequence[str], like: int) -> Iterato
             _, _, tokens, head_dim = seen[0].query.shape
             share = tokens * head_dim / (like * _HEAD_DIM)
             machine = Machine(max(2, round(Machine().cores * tokens / like)), cache=round(Machine().cache * share))
-            yield _row(f"{name}, in the model", torch.cat(masks, 1), tokens, size, head_dim, machine)
+            yield from _rows(f"{name}, {told}", torch.cat(masks, 1), tokens, size, head_dim, machine)
 
 
 def _even(blocks: Blocks) -> int:
     return -(-blocks.length // blocks.count)
 
 
+def _rows(name: str, mask: Tensor, tokens: int, block: int, head_dim: int, machine: Machine) -> Iterator[Row]:
+    """Head after head, and all heads abreast, of which few rows each run at one time."""
+    yield _row(name, mask, tokens, block, head_dim, machine)
+    yield _row(f"{name}, {mask.shape[1]} heads abreast", mask, tokens, block, head_dim, replace(machine, abreast=mask.shape[1]))
+
+
 def _row(name: str, mask: Tensor, tokens: int, block: int, head_dim: int, machine: Machine) -> Row:
-    align = WaveAlign(wave=machine.cores * machine.programs, cache=machine.cache)
+    align = WaveAlign(wave=machine.wave, cache=machine.cache)
     started = time.perf_counter()
-    order = align(mask, 2 * tokens * head_dim * 2).row_order
+    order = align(mask, machine.abreast * 2 * tokens * head_dim * 2).row_order
     taken = time.perf_counter() - started
     natural = torch.arange(mask.shape[2]).expand(order.shape)
-    hits = [traffic(mask[0].numpy(), x[0].numpy(), 2 * block * head_dim * 2, machine).hit_ratio for x in (natural, order)]
+    plain, aligned = (traffic(mask[0].numpy(), x[0].numpy(), 2 * block * head_dim * 2, machine) for x in (natural, order))
     return row("wavealign", name, tokens, 1 - mask.double().mean().item()) | {
         "seconds": taken,
-        "l2_hit": hits[1],
-        "l2_hit_unordered": hits[0],
+        "l2_hit": aligned.hit_ratio,
+        "l2_hit_unordered": plain.hit_ratio,
+        "memory_reads_saved": 1 - (aligned.reads - aligned.hits) / max(plain.reads - plain.hits, 1),
     }
 
 

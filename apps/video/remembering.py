@@ -1,26 +1,34 @@
 """What a world's memory brings back of what left the view, beside a sliding window that reads as many pages.
 
 Planted: pages of made keys, some asked for again by their own keys long after they left the window; the share of them that is read. It
-needs no model. Returns: a trained model's window goes out of a drawn world and comes back (`mmsdk.apps.train_video.returning`).
+needs no model. Returns: a trained model's window goes out of a drawn world and comes back (`mmsdk.apps.train_video.returning`). Endless: a
+world that goes on, its frames' time and the process's memory at first and at last.
 """
 
+import os
+import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from tqdm import tqdm
 
+from mmsdk.apps.train_video.learn import begun
 from mmsdk.apps.train_video.returning import returned, ways
-from mmsdk.apps.train_video.roam import PIXELS
+from mmsdk.apps.train_video.roam import ACTIONS, PIXELS, ROAMING, world_of
 from mmsdk.apps.video.rows import Row, row
+from mmsdk.apps.video.rows import seconds as timed
 from mmsdk.diffusion.attention.types import Grid
+from mmsdk.diffusion.imagine import Imaginer
 from mmsdk.diffusion.types import Spot
-from mmsdk.diffusion.world.door import EXACT
+from mmsdk.diffusion.world.door import EXACT, World
 from mmsdk.diffusion.world.memory import Paging, WorldMemory
+from mmsdk.diffusion.world.model import WorldModel, open_world_model
 
-__all__ = ["planted", "returns"]
+__all__ = ["endless", "planted", "returns"]
 
 _READ = 7  # pages that are read at one time, and with the new one what the fast tier holds
 MEMORIES = {
@@ -63,6 +71,39 @@ def returns(model: Path, clips: int) -> Iterator[Row]:
             took = (time.perf_counter() - begun) / (clips * frames)
             told = {"pages_read": _READ, "clips": clips}
             yield _told(f"returns {name}, after {frames} frames", frames * (PIXELS // 4) ** 2, found.recall, took) | told
+
+
+def endless(model: Path | None, frames: int, seed: int) -> Iterator[Row]:
+    """Rows of the first and the last tenth of so many frames of a random walk: seconds of a frame, MB of the process, pages of a layer.
+
+    Without a model it is one of the default sizes that was taught nothing: time and memory are the same.
+    """
+    opened, draw = _untaught(seed) if model is None else open_world_model(model), torch.Generator().manual_seed(seed)
+    actions = [list(ACTIONS)[number] for number in torch.randint(0, len(ACTIONS), (frames,), generator=draw).tolist()]
+    part, took = max(2, frames // 10), list[float]()
+    with TemporaryDirectory() as folder, World(opened, pages=MEMORIES["pages"], folder=Path(folder)) as world:
+        world.reset(seed, text="a red ball")
+        for number, action in enumerate(tqdm(actions[1:], desc="endless", unit="frame", mininterval=2), start=2):
+            took.append(timed(partial(world.step, action)))
+            if number in (part, frames):
+                fast, host, disk = world.resident[0]
+                told = {"memory_mb": _resident_mb(), "fast_pages": fast, "host_pages": host, "disk_pages": disk}
+                name = f"endless, frames {number - part + 1} to {number}"
+                yield row("world", name, number * (PIXELS // 4) ** 2) | {"seconds": statistics.mean(took[-part:])} | told
+
+
+def _untaught(seed: int) -> WorldModel:
+    model, words = begun(ROAMING, seed)
+    return world_of(Imaginer(model.eval().requires_grad_(False), words.requires_grad_(False)))
+
+
+def _resident_mb() -> float:
+    """Memory of the process now; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _told(method: str, tokens: int, recall: float, took: float) -> Row:

@@ -64,7 +64,7 @@ WAYS = [
     *[Way("two_stage", coarse=share) for share in (0.25, 0.5, 0.75)],
     Way("two_stage", "ress", coarse=0.5),
     Way("two_stage", cache="taylorseer:2", coarse=0.5),
-    Way("two_stage", "ress", "taylorseer:2", 0.5),
+    *[Way("two_stage", attention, "taylorseer:2", share) for attention, share in (("ress", 0.5), ("dense", 0.75), ("ress", 0.75))],
 ]
 
 
