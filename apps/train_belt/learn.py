@@ -18,7 +18,7 @@ def learn(lessons: Lessons, recipe: Recipe, folder: Path) -> Generator[tuple[int
     """Train from the folder's last checkpoint on, as `mmsdk.apps.descent.descend` says."""
     student = Student(recipe)
     student.measure(lessons.states[lessons.counts], lessons.actions[lessons.counts])
-    optimiser = torch.optim.AdamW(student.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=1e-4)
+    optimiser = torch.optim.AdamW(student.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=1e-4, fused=True)
     rate = partial(cosine, steps=recipe.steps, rate=recipe.rate, warmup=recipe.warmup, least=0.02)
     return descend(student, optimiser, _path(folder, recipe), repr(recipe), recipe.steps, rate, partial(lessons.loss, student, recipe))
 

@@ -4,23 +4,25 @@ Published (D2-VLA, arXiv 2609.34792): two fast branches; the flow loss alone, as
 are not detached, fresh visual tokens are; nothing is compressed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
-from mmsdk.kv.parts import Part, whole
+from mmsdk.kv.parts import Block, Part, whole
 from mmsdk.stages import Context
 from mmsdk.vla.heads.flow import flow_loss
 from mmsdk.vla.memory.dual import MemoryConfig, laid
-from mmsdk.vla.memory.encode import encode, reading
+from mmsdk.vla.memory.encode import encode, encode_blocks, reading
 from mmsdk.vla.memory.expert import DualExpert
 from mmsdk.vla.memory.refine import Refiner
 
-__all__ = ["Branches", "branch_loss", "prefixes"]
+__all__ = ["Branches", "branch_loss", "prefixes", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,53 @@ def prefixes(decoder: Decoder, refiner: Refiner, config: MemoryConfig, seen: Bra
     return turns
 
 
+def together(decoder: Decoder, refiner: Refiner, config: MemoryConfig, seen: Branches) -> Context:
+    """The same contexts below one another, the anchor's rows first, made in one pass of the decoder and one of the refiner.
+
+    Of small models it is the number of passes that takes time. Shorter contexts are padded; `hidden` is not what a decoder gave.
+    """
+    (rows, blocks), fast = seen.known.shape, len(seen.deltas)
+    flat = (part[:, :blocks].flatten(0, 1) for part in (seen.sight, seen.present))
+    words = (part.repeat_interleave(blocks, dim=0) for part in (seen.ids, seen.said))
+    embeddings, valid = (part.unflatten(0, (rows, blocks)) for part in laid(decoder, refiner.layout, *flat, *words))
+    cache = encode_blocks(decoder, embeddings, valid & seen.known[:, :, None], config.slow - 1)
+    slots = refiner.layout.slots
+    turns = [cache.block(slots * min(config.slow, blocks))] * (1 + fast)
+    if config.refine and fast:
+        sight, present = (part[:, blocks:].transpose(0, 1).flatten(0, 1) for part in (seen.sight, seen.present))
+        since = torch.tensor(seen.deltas, device=sight.device).repeat_interleave(rows)
+        edited = _apart(refiner(_below([cache.block(slots)] * fast), sight, present, since), fast)
+        turns = [turns[0], *(_beside(edited[max(0, end - config.fast) : end]) for end in range(1, fast + 1))]
+    longest = max(turn.valid.shape[1] for turn in turns)
+    block = _below([_padded(turn, longest) for turn in turns])
+    return Context(block.keys.new_zeros(len(block.valid), 0), reading(decoder, [whole(block)]))
+
+
+def _below(blocks: Sequence[Block]) -> Block:
+    """All rows of blocks of as many slots."""
+    keys, values = torch.cat([block.keys for block in blocks], dim=1), torch.cat([block.values for block in blocks], dim=1)
+    return Block(keys, values, torch.cat([block.valid for block in blocks]), blocks[-1].time)
+
+
+def _beside(blocks: Sequence[Block]) -> Block:
+    """All slots of blocks of the same rows."""
+    keys, values = torch.cat([block.keys for block in blocks], dim=3), torch.cat([block.values for block in blocks], dim=3)
+    return Block(keys, values, torch.cat([block.valid for block in blocks], dim=1), blocks[-1].time)
+
+
+def _apart(block: Block, count: int) -> list[Block]:
+    """What `_below` put below one another."""
+    parts = zip(block.keys.chunk(count, dim=1), block.values.chunk(count, dim=1), block.valid.chunk(count), strict=True)
+    return [Block(keys, values, valid, block.time) for keys, values, valid in parts]
+
+
+def _padded(block: Block, slots: int) -> Block:
+    """With slots that hold nothing in front, so many in all."""
+    spare = slots - block.valid.shape[1]
+    keys, values = (F.pad(x, (0, 0, spare, 0)) for x in (block.keys, block.values))
+    return Block(keys, values, F.pad(block.valid, (spare, 0)), block.time)
+
+
 def branch_loss(
     decoder: Decoder,
     refiner: Refiner,
@@ -77,10 +126,6 @@ def branch_loss(
     times: Float[Tensor, "b e"],
 ) -> Float[Tensor, ""]:
     """The flow loss over the valid steps of the anchor and of all branches; `times` are theirs, 1 being noise."""
-    contexts = prefixes(decoder, refiner, config, seen)
-    losses = [
-        flow_loss(expert.velocity(context, seen.state[:, e]), seen.actions[:, e], noise[:, e], times[:, e, None], seen.steps[:, e])
-        for e, context in enumerate(contexts)
-    ]
-    weights = seen.steps.sum((0, 2)).to(losses[0].dtype)
-    return (torch.stack(losses) * weights).sum() / weights.sum().clamp_min(1)
+    state, actions, start, time, steps = (x.transpose(0, 1).flatten(0, 1) for x in (seen.state, seen.actions, noise, times, seen.steps))
+    velocity = expert.velocity(together(decoder, refiner, config, seen), state)
+    return flow_loss(velocity, actions, start, time[:, None], steps)

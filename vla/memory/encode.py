@@ -21,7 +21,9 @@ from mmsdk.kv.slots import positions_of
 from mmsdk.kv.types import LayerView
 from mmsdk.kv.unturned import UnturnedCache, unseen
 
-__all__ = ["Encoded", "encode", "reading"]
+__all__ = ["Encoded", "encode", "encode_blocks", "reading"]
+
+_EVERYBODY = torch.ones(1, 1, dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,14 @@ def encode(
     history: Sequence[Part] = (),
     time: float = 0.0,
     observe: bool = False,
+    whose: Bool[Tensor, "#b #s"] = _EVERYBODY,
 ) -> Encoded:
     """Encode a block behind `history`; positions count the valid entries of both. Gradients pass to the embeddings and to the history.
 
-    `observe` also computes the attention that entries received, which costs about as much as attending once more.
+    `observe` also computes the attention that entries received, of `whose` queries, which costs about as much as attending once more.
     """
     everything = torch.cat([*(part.valid for part in history), valid], dim=1)
-    stand, seen = _after(valid, everything), list[Tensor]()
+    stand, seen = _after(valid & whose.to(valid.device), everything), list[Tensor]()
 
     def noting(layer: int, query: Tensor, view: LayerView) -> None:
         seen.append(received(query, stand, view))
@@ -67,6 +70,21 @@ def encode(
     hidden = decoder(embeddings, positions[:, -slots:], cache, (everything[:, None, :] & valid[:, :, None])[:, None])
     nobody = embeddings.new_zeros(0, *everything.shape, dtype=torch.float32)
     return Encoded(cache.block(slots, time), hidden, torch.stack(seen) if observe else nobody, cache)
+
+
+def encode_blocks(decoder: Decoder, embeddings: Float[Tensor, "b k s d"], valid: Bool[Tensor, "b k s"], behind: int) -> UnturnedCache:
+    """Several blocks in a single pass, each behind the `behind` ones before it: what `encode` leaves of one after the other.
+
+    For training, which knows all of an episode. Gradients pass to the embeddings.
+    """
+    blocks, slots = valid.shape[1:]
+    number = torch.arange(blocks, device=valid.device).repeat_interleave(slots)
+    ages, real = number[:, None] - number, valid.flatten(1)
+    seen = real[:, None, :] & real[:, :, None] & (ages >= 0) & (ages <= behind)
+    cache = UnturnedCache.empty(decoder.config.layers, len(valid), valid.device, decoder.rotation, decoder.config.local.layers)
+    # of the last layer only keys and values are wanted
+    decoder(embeddings.flatten(1, 2), positions_of(real), cache, seen[:, None], last=1)
+    return cache
 
 
 def reading(decoder: Decoder, parts: Sequence[Part]) -> ReadCache:

@@ -12,7 +12,7 @@ from mmsdk.errors import InputError
 from mmsdk.kv.selection import BlockLayout, Selection
 from mmsdk.vla.heads.expert import ExpertConfig
 from mmsdk.vla.heads.flow import noise_of
-from mmsdk.vla.memory.branches import Branches, branch_loss, prefixes
+from mmsdk.vla.memory.branches import Branches, branch_loss, prefixes, together
 from mmsdk.vla.memory.dual import Ablation, DualMemory, MemoryConfig
 from mmsdk.vla.memory.expert import DualConfig, DualExpert
 from mmsdk.vla.memory.refine import Refiner, RefinerConfig
@@ -57,6 +57,24 @@ def test_contexts_of_training_are_those_of_acting(condition: Ablation, decoder: 
         for layer in range(3):
             torch.testing.assert_close(context.cache.view(layer).keys, turn.context.cache.view(layer).keys, atol=1e-6, rtol=1e-5)
             torch.testing.assert_close(context.cache.view(layer).values, turn.context.cache.view(layer).values, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("known", [((True, True, True), (True, True, True)), ((True, True, True), (False, False, True))])
+@pytest.mark.parametrize(("slow", "fast"), [(4, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("refine", [True, False])
+def test_contexts_made_together_are_those_made_one_after_the_other(
+    refine: bool, slow: int, fast: int, known: tuple[tuple[bool, ...], ...], decoder: Decoder, refiner: Refiner, moments: list[Moment]
+) -> None:
+    config, seen = MemoryConfig(75.0, slow, fast, refine, FULL), branches(moments, 3, torch.tensor(known))
+    with torch.no_grad():
+        found, expected = together(decoder, refiner, config, seen), prefixes(decoder, refiner, config, seen)
+    for number, context in enumerate(expected):
+        for layer in range(3):
+            mine, theirs = found.cache.view(layer), context.cache.view(layer)
+            for row in range(2):
+                at, there = mine.valid[2 * number + row], theirs.valid[row]
+                torch.testing.assert_close(mine.keys[2 * number + row][:, at], theirs.keys[row][:, there], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(mine.values[2 * number + row][:, at], theirs.values[row][:, there], atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_without_history_learns_as_if_it_were_alone(
