@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace) -> int:
         f"seed {args.seed}, {args.demonstrations} demonstrations a task, {len(room.lessons)} looks, {recipe.steps} steps of {recipe.rows}"
     )
     write_learned(args.folder / WEIGHTS.name, Learned(glance, network, room.statistics, made))
-    print(f"{args.folder / WEIGHTS.name}: try it with mmsdk bench 'robot:suite=metaworld-mt10,weights={args.folder / WEIGHTS.name}'")
+    print(f"{args.folder / WEIGHTS.name}: try it with mmsdk bench 'robot:suites=metaworld-mt10,weights={args.folder / WEIGHTS.name}'")
     return 0
 
 
