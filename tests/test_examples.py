@@ -79,6 +79,11 @@ def test_the_gate_has_the_last_word(run: Run) -> None:
     assert "60 ticks" in told and "changed by the gate" in told
 
 
+def test_a_robot_of_ones_own_is_driven_within_its_limits(run: Run) -> None:
+    out = run("own_robot")
+    assert "20 ticks" in out and float(out.rpartition("[")[2].split(",")[0]) <= 1.0
+
+
 def test_openais_client_is_served(run: Run, small: Mini) -> None:
     with serving(Service(Pipeline(small, compression("uniform:0.5")), Settings())) as url:
         text, counts = run("openai_client", f"{url}/v1").splitlines()

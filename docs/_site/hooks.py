@@ -19,7 +19,7 @@ from sources import BENCHES, FAMILIES, ROOT, methods
 START = ("index", "quickstart", "guide")
 GUIDES = ("chat", "compression", "memory", "models", "adapters", "serve", "demo", "decoding", "attention")
 GUIDES += ("sparse_attention", "video_generation")
-ROBOTS = ("robot_server", "ros", "robot_memory")
+ROBOTS = ("robot_own", "robot_policy", "robot_server", "ros", "robot_memory")
 APART = ("architecture",)  # stands with what is told of the project
 
 # Files of the repository that are pages, too.
