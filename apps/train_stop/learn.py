@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from mmsdk.apps.train_stop.walker import Walker
 from mmsdk.vla.envs.rooms import LIMIT, Walkers, draw, guide
 from mmsdk.vla.heads.latte import STOP, StopVerifier, stop_loss
-from mmsdk.vla.stop import StopRule, calibrated
+from mmsdk.vla.stop import Recorded, StopRule, tuned
 
 __all__ = ["Walks", "rule_of", "teach", "verify", "walked"]
 
 _GUIDED, _LOST = 0.4, 0.1
 _AGAIN = 0.5
-_MOST = 0.01
+_MOST = 0.5
 
 
 def teach(walker: Walker, steps: int, rows: int = 192, seed: int = 0) -> Iterator[float]:
@@ -97,14 +97,9 @@ def verify(verifier: StopVerifier, walks: Walks, steps: int, rows: int = 48, see
 
 
 @torch.no_grad()
-def rule_of(verifier: StopVerifier, walks: Walks, most: float = 0.05) -> StopRule:
-    """The rule whose accepted stops are false in at most `most` of the wrong places where STOP was proposed.
-
-    STOP is forced where no more than a hundredth of the other wrong places looked as sure.
-    """
+def rule_of(verifier: StopVerifier, walks: Walks) -> StopRule:
+    """The rule that ends most of the walks where it is right, of those that end no more of them wrongly than the backbone alone does."""
     opinion, _ = verifier(walks.hidden, walks.proposed)
-    proposed = walks.proposed == STOP
-    elsewhere = opinion.probability[~proposed & ~walks.near]
-    force = float(torch.quantile(elsewhere[: 1 << 24], 1 - _MOST))
-    rule = StopRule(force=max(force, 0.5), limit=LIMIT)
-    return calibrated(rule, opinion.probability[proposed], opinion.first[proposed], walks.near[proposed], most)
+    seen = Recorded(opinion.probability, opinion.first, walks.proposed, walks.near)
+    alone = seen.report(StopRule(accept=0.0, force=2.0, limit=LIMIT))
+    return tuned(StopRule(limit=LIMIT), seen, min(alone.false_stop, _MOST))

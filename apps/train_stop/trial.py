@@ -28,10 +28,10 @@ _HELD_OUT = 900_000_011
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row: the share of walks that stopped near the pillar that was told, with its 95 % interval.
+    """One row: the share of walks that stopped a metre from the pillar that was told, with its 95 % interval.
 
-    `false_stop` is the share of walks that stopped elsewhere, `missed_stop` of those that came near but did not stop there, `oracle` of
-    those that came near at all. Latency is that of one step of one walker.
+    `false_stop` is the share of walks that stopped elsewhere, `missed_stop` of those that came by but did not stop there, `oracle` of
+    those that came by at all. Latency is that of one step of one walker.
     """
 
     suite: str
@@ -74,7 +74,8 @@ def trial(walker: Walker, begin: Callable[[], Decide], condition: str, episodes:
     right = int((stopped & near).sum())
     low, high = wilson(right, episodes)
     return Outcome(
-        "navigation", "go to the pillar of a colour", condition, right / episodes, episodes, low, high, latency.p50, latency.p95, 0,
+        "navigation", "stop a metre from the pillar of a colour", condition, right / episodes, episodes, low, high,
+        latency.p50, latency.p95, 0,
         float(came.float().mean()), float((stopped & ~near).float().mean()), float((came & ~(stopped & near)).float().mean()),
     )  # fmt: skip
 

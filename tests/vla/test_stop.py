@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from mmsdk.errors import InputError, ModelError
 from mmsdk.vla.heads.flow import noise_of
 from mmsdk.vla.heads.latte import STOP, Opinion, StopVerifier, Trace, VerifierConfig, stop_loss
-from mmsdk.vla.stop import StopRule, Terminator, calibrated, reported
+from mmsdk.vla.stop import Recorded, StopRule, Terminator, calibrated, reported, tuned
 
 HIDDEN = noise_of(1, (2, 14, 6))
 PROPOSED = torch.randint(0, 4, (2, 14), generator=torch.Generator().manual_seed(2))
@@ -128,6 +128,56 @@ def test_calibration_keeps_false_stops_within_the_bound() -> None:
         assert reported(StopRule(accept=max(lower)), probability, first, near).false_stop > most
     with pytest.raises(InputError, match="share is in"):
         calibrated(StopRule(), probability, first, near, 1.0)
+
+
+def recorded(n: int = 60, t: int = 20) -> Recorded:
+    """Episodes of nobody, in which a verifier is right rather often."""
+    generator = torch.Generator().manual_seed(4)
+    near = (torch.arange(t) - torch.randint(4, t + 6, (n, 1), generator=generator)).abs() < 3
+    probability = (torch.rand(n, t, generator=generator) * 0.75 + near * 0.25).clamp(0, 1)
+    first = torch.rand(n, t, generator=generator) < 0.9
+    return Recorded(probability, first, torch.randint(0, 3, (n, t), generator=generator), near)
+
+
+@pytest.mark.parametrize(("accept", "force", "patience"), [(0.5, 0.8, 2), (0.9, 2.0, 1), (0.0, 0.6, 3), (0.3, 0.3, 1)])
+def test_an_episode_ends_where_the_rule_would_have_ended_it(accept: float, force: float, patience: int) -> None:
+    rule, seen, (n, t) = StopRule(accept, force, patience), recorded(), (60, 20)
+    found, false, missed = seen.ends(rule), 0, 0
+    for row in range(n):
+        sure, end = 0, t
+        for step in range(t):
+            p = float(seen.probability[row, step])
+            sure = sure + 1 if p >= force else 0
+            if int(seen.proposed[row, step]) == STOP:
+                stops = accept == 0 or (bool(seen.first[row, step]) and p >= accept)
+            else:
+                stops = sure >= patience
+            if stops:
+                end = step
+                break
+        assert int(found[row]) == end
+        false += end < t and not bool(seen.near[row, end])
+        missed += end == t and bool(seen.near[row].any())
+    report = seen.report(rule)
+    torch.testing.assert_close((report.false_stop, report.missed_stop), (false / n, missed / n))
+
+
+def test_tuning_keeps_the_bound_and_no_rule_of_a_finer_grid_is_far_better() -> None:
+    seen = recorded()
+    for most in (0.05, 0.2):
+        rule = tuned(StopRule(), seen, most)
+        found = seen.report(rule)
+        assert found.false_stop <= most
+        lost = found.false_stop + found.missed_stop
+        for accept in (0.5, 0.75, 0.85, 0.95):
+            for force in (0.75, 0.85, 0.95, 2.0):
+                other = seen.report(StopRule(accept, force))
+                assert other.false_stop > most or other.false_stop + other.missed_stop > lost - 0.1
+    # nothing keeps a bound of none here: it is the rule with the fewest
+    wild = Recorded(torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 3) > 0)
+    assert wild.report(tuned(StopRule(), wild, 0.0)).false_stop == 1
+    with pytest.raises(InputError, match="at least one"):
+        tuned(StopRule(), seen, 1.0)
 
 
 def test_the_loss_wants_both_heads_right_and_is_masked() -> None:

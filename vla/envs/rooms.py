@@ -2,8 +2,9 @@
 
 A walker sees one row of pixels, 90 degrees wide. Pillars are of different thickness and evenly lit, so that no single picture tells how far
 away one is: only how it grows from step to step does. Steps are those of vision-and-language navigation: STOP, 0.25 m forward, 15 degrees
-to the left or the right. An episode is a success where the walker stops within a metre of the middle of the pillar that it was told; it may
-walk through pillars, and must come back then.
+to the left or the right. An episode is a success where the walker stops a metre from the middle of the pillar that it was told, 0.35 m more
+or less. Who stopped where the pillar looks so wide would be right of some thicknesses and wrong of others; who comes too close walks
+through the pillar, and may stop behind it.
 
 Letters: n episodes, o pillars, w pixels. Lengths in metres, angles in radians.
 """
@@ -15,12 +16,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["ACTIONS", "COLOURS", "LIMIT", "NEAR", "WIDTH", "Rooms", "Walkers", "draw", "guide"]
+__all__ = ["ACTIONS", "BEFORE", "COLOURS", "LIMIT", "WIDTH", "WITHIN", "Rooms", "Walkers", "draw", "guide"]
 
 COLOURS = ("red", "green", "blue", "yellow", "violet")
 ACTIONS = ("STOP", "forward", "left", "right")
 WIDTH = 64
-NEAR = 1.0
+BEFORE, WITHIN = 1.0, 0.35
+"""How far from the middle of a pillar is right, and by how much more or less still is."""
 LIMIT = 80
 """Steps of an episode."""
 
@@ -28,7 +30,7 @@ _STEP, _TURN = 0.25, math.radians(15)
 _FIELD = math.radians(90)
 _THIN, _THICK = 0.12, 0.5
 _CELL, _JITTER = 2.6, 0.5
-_CLOSE, _STRAIGHT = 0.85, math.radians(8)
+_EARLY, _STRAIGHT = 0.2, math.radians(8)
 _PAINTS = torch.tensor([[1.0, 0.1, 0.1], [0.1, 0.9, 0.1], [0.15, 0.2, 1.0], [0.95, 0.9, 0.1], [0.7, 0.2, 0.9]])
 
 
@@ -77,7 +79,7 @@ class Walkers:
     @property
     def near(self) -> Bool[Tensor, " n"]:
         """Where STOP is right."""
-        return self.distance < NEAR
+        return (self.distance - BEFORE).abs() < WITHIN
 
     @property
     def bearing(self) -> Float[Tensor, " n"]:
@@ -132,9 +134,13 @@ def _as(which: Bool[Tensor, " n"], like: Tensor) -> Bool[Tensor, "n *rest"]:
 
 
 def guide(walkers: Walkers) -> Int[Tensor, " n"]:
-    """The step of one who knows the way: turn left until the pillar is in sight, face it, go to it, stop close to it."""
-    bearing, close = walkers.bearing, walkers.distance < _CLOSE
+    """The step of one who knows the way: turn left until the pillar is in sight, face it, go to it, stop a little before a metre is left.
+
+    Who is too close goes on through the pillar, and stops behind it.
+    """
+    bearing, distance = walkers.bearing, walkers.distance
     out_of_sight = bearing.abs() > _FIELD / 2
     turns = torch.where(out_of_sight | (bearing > 0), 2, 3)
     action = torch.where(out_of_sight | (bearing.abs() > _STRAIGHT), turns, 1)
-    return torch.where(close, 0, action)
+    action = torch.where(distance < BEFORE + _EARLY, 0, action)
+    return torch.where(distance < BEFORE - WITHIN, 1, action)

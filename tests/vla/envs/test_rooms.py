@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from mmsdk.vla.envs.rooms import LIMIT, NEAR, WIDTH, Rooms, Walkers, draw, guide
+from mmsdk.vla.envs.rooms import BEFORE, LIMIT, WIDTH, WITHIN, Rooms, Walkers, draw, guide
 
 
 def one(along: float, aside: float, radius: float) -> Walkers:
@@ -35,7 +35,22 @@ def test_the_guide_stops_near_the_goal_in_every_room() -> None:
     for _ in range(LIMIT):
         walkers.apply(guide(walkers))
     assert bool((walkers.stopped & walkers.near).all())
-    assert float(walkers.distance.max()) < NEAR
+    assert float((walkers.distance - BEFORE).abs().max()) < WITHIN
+
+
+def test_who_is_too_close_is_led_through_the_pillar_and_stops_behind_it() -> None:
+    walkers = one(0.4, 0.0, 0.3)
+    assert not bool(walkers.near)
+    for _ in range(LIMIT):
+        walkers.apply(guide(walkers))
+    assert bool(walkers.stopped & walkers.near) and float(walkers.place[0, 0]) > 1.0
+
+
+def test_no_width_in_the_picture_is_right_for_pillars_of_all_thicknesses() -> None:
+    """The same picture, of a thin pillar and of a thick one: one of them is where STOP is right."""
+    thin, thick = one(0.55, 0.0, 0.15), one(1.1, 0.0, 0.3)
+    assert torch.equal(thin.look()[0, 0] > 0, thick.look()[0, 0] > 0)
+    assert not bool(thin.near) and bool(thick.near)
 
 
 def test_who_begins_anew_is_elsewhere_and_the_others_go_on() -> None:
