@@ -24,7 +24,9 @@ from mmsdk.vla.memory.refine import Refiner, RefinerConfig
 __all__ = ["Recipe", "Student", "words"]
 
 _VOCABULARY, _WORDS = 4, 2
-_WAVES = (1.0, 2.0, 4.0)
+_WAVES = (1.0, 2.0, 4.0, 8.0, 16.0)
+_FINE = (1.0, 0.5, 1.0, 1.0)
+"""Of an action's numbers, how much of their spread is a unit: along the belt a hand has to be right to a fifth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,11 @@ class Student(nn.Module):
             self.register_buffer(f"{name}_spread", torch.ones(size))
 
     def measure(self, states: Float[Tensor, "n p"], actions: Float[Tensor, "n a"]) -> None:
-        """Take means and spreads of demonstrations."""
+        """Take means and spreads of demonstrations; what has to be precise is told in smaller units."""
         for name, values in (("state", states), ("action", actions)):
             self.get_buffer(f"{name}_mean").copy_(values.mean(0))
             self.get_buffer(f"{name}_spread").copy_(values.std(0).clamp_min(1e-3))
+        self.get_buffer("action_spread").mul_(torch.tensor(_FINE))
 
     def felt(self, states: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         """States in units of their spread."""
