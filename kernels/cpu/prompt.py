@@ -195,7 +195,8 @@ def _passed(layers: Sequence[Layer], reads: Sequence[Read], steps: Sequence[Step
         given, held = fields_of(step, before, out)
         asked, spoken = [*asked, given], [*spoken, (out, before)]
         alive.append(held)
-    _functions().read_many(pointers, count, (_Read * len(told))(*told), len(told), *[ctypes.byref(one) for one in asked] or [None])
+    beside = ctypes.byref(asked[0]) if asked else None
+    _functions().read_many(pointers, count, (_Read * len(told))(*told), len(told), beside)
     return found, spoken
 
 

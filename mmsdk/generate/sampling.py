@@ -33,7 +33,8 @@ def likeliest(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
         return logits.argmax(-1)
     blocks = logits.unflatten(-1, (-1, _BLOCK))
     best = blocks.amax(-1).argmax(-1)
-    return best * _BLOCK + blocks[torch.arange(len(best)), best].argmax(-1)
+    found: Tensor = best * _BLOCK + blocks[torch.arange(len(best)), best].argmax(-1)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

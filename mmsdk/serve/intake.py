@@ -67,8 +67,8 @@ class Intake:
             self._wrong |= dict.fromkeys(numbers, error)
             return
         looked, starved = parted(legible(laid, list(laid.rows.values())))
-        for place, error in (laid.errors | starved).items():
-            self._wrong[numbers[place]] = error.at(None) if isinstance(error, InputError) else error
+        for place, wrong in (laid.errors | starved).items():
+            self._wrong[numbers[place]] = wrong.at(None) if isinstance(wrong, InputError) else wrong
         for place, keys in zip(laid.rows, laid.keys, strict=True):
             if place in looked:
                 row, job = looked[place], sound[place]
