@@ -20,7 +20,8 @@ from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.serve.engine import Engine, Event, Outcome
 from mmsdk.serve.job import Job
-from mmsdk.vision.types import Image
+from mmsdk.vision.encode import Encoder
+from mmsdk.vision.types import Image, Media, VisualTokens
 
 Asked = tuple[list[Image], str, GenerationConfig]
 
@@ -332,3 +333,25 @@ def test_text_comes_as_it_becomes_certain(small: Mini, wanted: list[Answer]) -> 
         pieces += engine.step()
     assert len(pieces) > 3 and "".join(piece.text for piece in pieces) == wanted[4]
     assert [piece.finish is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_pictures_of_who_waits_are_encoded_together_and_each_once(small: Mini, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one tenant, as many as may come in, with a broken one among them; what another tenant sees is its own."""
+    looked, original = list[int](), Encoder.__call__
+
+    def noted(encoder: Encoder, media: Sequence[Media]) -> list[VisualTokens]:
+        looked.extend([len(media)] if media else [])
+        return original(encoder, media)
+
+    monkeypatch.setattr(Encoder, "__call__", noted)
+    engine, config = Engine(Pipeline(small), rows=4), GenerationConfig(max_tokens=2)
+    for seed in (0, 1, 0):
+        engine.submit([picture(seed)], "What is it?", config)
+    broken = engine.submit("nowhere.png", "What is it?", config)
+    last = engine.submit([picture(2)], "What is it?", config)
+    engine.submit([picture(0)], "What is it?", config, tenant="other")
+    outcomes = engine.drain()
+    # the last of the first tenant is looked at when there is a row for it
+    assert looked[0] == 2 and sorted(looked) == [1, 1, 2]
+    assert isinstance(outcomes[broken].finish, InputError) and outcomes[last].ids
+    assert outcomes[1].text == outcomes[3].text == outcomes[6].text and engine.held == 0
