@@ -225,7 +225,7 @@ class Groups:
         b, most = to.size.shape
         number = (target + most * torch.arange(b, device=target.device)[:, None]).flatten()
         terms = (values.float() * self.size[..., None]).flatten(0, 1)
-        sums = terms.new_zeros(b * most, values.shape[2]).index_add_(0, number, terms).unflatten(0, (b, most))
+        sums: Tensor = terms.new_zeros(b * most, values.shape[2]).index_add_(0, number, terms).unflatten(0, (b, most))
         return (sums / to.size[..., None]).to(values.dtype)
 
 
