@@ -25,7 +25,8 @@ def attended(
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
     scores = (query * query.shape[3] ** -0.5) @ keys.transpose(2, 3)
     shares = (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1)
-    return shares.to(values.dtype) @ values
+    out: Tensor = shares.to(values.dtype) @ values
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,8 @@ def _from_line(spots: Float[Tensor, "h w 2"], one: Float[Tensor, "b t 2"], other
     """How far spots are from the lines between points."""
     line, to = (other - one)[:, :, None, None], spots - one[:, :, None, None]
     share = ((to * line).sum(-1) / line.square().sum(-1).clamp_min(1e-6)).clamp(0, 1)
-    return (to - share[..., None] * line).norm(dim=-1)
+    far: Tensor = (to - share[..., None] * line).norm(dim=-1)
+    return far
 
 
 def _ball(x: Tensor, y: Tensor, r: Tensor) -> Tensor:

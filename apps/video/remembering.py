@@ -87,7 +87,7 @@ def endless(model: Path | None, frames: int, seed: int) -> Iterator[Row]:
             took.append(timed(partial(world.step, action)))
             if number in (part, frames):
                 fast, host, disk = world.resident[0]
-                told = {"memory_mb": _resident_mb(), "fast_pages": fast, "host_pages": host, "disk_pages": disk}
+                told: Row = {"memory_mb": _resident_mb(), "fast_pages": fast, "host_pages": host, "disk_pages": disk}
                 name = f"endless, frames {number - part + 1} to {number}"
                 yield row("world", name, number * (PIXELS // 4) ** 2) | {"seconds": statistics.mean(took[-part:])} | told
 

@@ -239,7 +239,8 @@ def _asked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> 
     few = mask is None and keys.shape[2] <= _FEW and query.device.type == "cpu"
     if not few or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-    return ((query * query.shape[3] ** -0.5) @ keys.transpose(2, 3)).softmax(-1).to(values.dtype) @ values
+    out: Tensor = ((query * query.shape[3] ** -0.5) @ keys.transpose(2, 3)).softmax(-1).to(values.dtype) @ values
+    return out
 
 
 def _velocity(noisy: Float[Tensor, "b n d"], clean: Float[Tensor, "b n d"], time: Tensor) -> Float[Tensor, "b n d"]:
