@@ -56,7 +56,7 @@ class Video:
     kind: Literal["all", "attention", "wavealign", "ress", "generation", "cache", "two_stage", "world"] = "all"
     repeats: int = 3
     wave_tokens: int = 118272
-    wave_heads: int = 24
+    wave_heads: int = 4
     model: str = ""
     clips: int = 4
     steps: int = 20
