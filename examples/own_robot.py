@@ -71,7 +71,7 @@ class Wave:
 
 
 robot = MyArm()
-report = ControlLoop(robot, Wave(), hz=20, clock=robot.clock).run(ticks=20)
+report = ControlLoop(robot, Wave(), hz=20.0, clock=robot.clock).run(ticks=20)
 print(report)
 print("the arm is at", [round(value, 2) for value in robot.motors.positions.tolist()])
 assert report.changed_rate > 0, "the policy asks for more than the contract allows"

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from mmsdk.compress import Compression, CompressionSpec, compression
-from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError
 from mmsdk.models.types import VLM
-from mmsdk.stages import Clock, Context, prepare
+from mmsdk.stages import Clock, Context, device_of, prepare
 from mmsdk.vla.chunking.rtc import Anew, Chunking
 from mmsdk.vla.heads.flow import FlowHead
 from mmsdk.vla.types import ActionChunk, Effort, Observation, Request
@@ -62,12 +61,8 @@ class PromptedModel:
             there = ", ".join(observation.images) or "none"
             raise InputError(f"no picture of {', '.join(missing)}; there is {there}", item="cameras")
         pictures = [observation.images[name] for name in self.cameras]
-        prepared = prepare(self.vlm, self._steps, [(pictures, observation.instruction)], 1, Clock(_device(self.vlm.decoder)))
+        prepared = prepare(self.vlm, self._steps, [(pictures, observation.instruction)], 1, Clock(device_of(self.vlm)))
         for error in prepared.errors.values():
             raise error
         assert prepared.context is not None, "a row without an error has a context"
         return prepared.context
-
-
-def _device(decoder: Decoder) -> torch.device:
-    return decoder.embedding.weight.device

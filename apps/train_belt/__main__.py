@@ -37,7 +37,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mmsdk.apps.train_belt", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("build/train_belt"), help="where demonstrations and checkpoints are kept")
     parser.add_argument("--conditions", nargs="+", choices=get_args(Ablation), default=list(get_args(Ablation)))
-    parser.add_argument("--demonstrations", type=int, default=400)
+    parser.add_argument("--demonstrations", type=int, default=1500)
     parser.add_argument("--looks", type=int, default=600, help="steps in which the eyes are taught")
     parser.add_argument("--steps", type=int, default=recipe.steps, help="steps of each condition")
     parser.add_argument("--rows", type=int, default=recipe.rows, help="episodes in a step")

@@ -37,7 +37,7 @@ class Recipe:
     width: int = 64
     layers: int = 2
     heads: int = 4
-    steps: int = 1500
+    steps: int = 2000
     rows: int = 64
     rate: float = 3e-3
     warmup: int = 50

@@ -3,7 +3,7 @@
     cache.renew(places)                                         # which places the next layer's new tokens take
     x, _ = decoder.run(x, positions, cache, range(layer, layer + 1), mask)
 
-For prompts that are read again and again, and change in part: what a camera saw a moment ago (`mmsdk.vla.heads.still`). It holds as many
+For prompts that are read again and again, and change in part: what a camera saw a moment ago (`mmsdk.vla.still`). It holds as many
 tokens as it was made for, whatever happens; a token keeps its place and so its position, for keys are stored turned. Views that were given
 out stay as they are.
 """

@@ -16,7 +16,7 @@ from mmsdk.vision.types import Image
 from mmsdk.vla.flow_model import FlowModel
 from mmsdk.vla.heads.flow import FlowHead
 from mmsdk.vla.heads.load_pi0 import Pi0Parts, load_pi0
-from mmsdk.vla.heads.still import Reuse, StillModel, StillSight, alike, shares
+from mmsdk.vla.still import Reuse, StillModel, StillSight, alike, shares
 from mmsdk.vla.types import Observation, Request, Stamp
 
 LAYERS, WORDS = 4, 3

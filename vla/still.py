@@ -208,7 +208,8 @@ class StillModel:
 
 def alike(before: Float[Tensor, "n p"], now: Float[Tensor, "n p"]) -> Float[Tensor, " n"]:
     """The cosine of each patch to itself before; 1 where they are equal."""
-    return torch.where((before == now).all(-1), 1.0, F.cosine_similarity(before, now, dim=-1))
+    cosine: Tensor = F.cosine_similarity(before, now, dim=-1)
+    return cosine.masked_fill((before == now).all(-1), 1.0)
 
 
 def shares(entropies: list[float], growth: float) -> tuple[float, ...]:
@@ -229,4 +230,5 @@ def _patches(pixels: Float[Tensor, "1 c 3 h w"], visual: int) -> Float[Tensor, "
     if grid * grid * cameras != visual or side % grid or pixels.shape[-2] != side:
         raise InputError(f"{visual} tokens of {cameras} pictures of {side} x {side} are no square grid of cells", item="VLA-Cache")
     cells = (pixels[0] + 1).div(2).unflatten(3, (grid, -1)).unflatten(2, (grid, -1))
-    return cells.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).flatten(1)
+    patches: Tensor = cells.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).flatten(1)
+    return patches
