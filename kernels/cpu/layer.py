@@ -62,7 +62,7 @@ class Place:
 
 
 class StepFields(ctypes.Structure):
-    """`Step` of prompt.cpp."""
+    """`Said` of prompt.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "cosine", "sine", "keys", "values")),

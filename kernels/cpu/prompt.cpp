@@ -39,7 +39,7 @@ struct Read {
 };
 
 // What `run` is told of a step.
-struct Step {
+struct Said {
     const bf16 *x, *cosine, *sine;
     bf16 *const *keys, *const *values;
     long head, token;
@@ -202,7 +202,7 @@ extern "C" {
 
 // Some layers one after the other, of several prompts and, where there is one, of a step of others: all of them go through a layer before
 // the next, so that its weights come from memory once.
-void read_many(const Layer *const *layers, long count, const Read *given, long n, const Step *step) {
+void read_many(const Layer *const *layers, long count, const Read *given, long n, const Said *step) {
     static thread_local Kept<bf16> kept;
     std::vector<Read> reads(given, given + n);
     const long size = step ? step->m * layers[0]->width : 0;
