@@ -6,7 +6,9 @@ Channel pairs turn by an angle each, cos and sin of which are given for every to
 
 The pair is (i, i + f) or, interleaved, (2 i, 2 i + 1), of the first 2 f channels; the others pass as they are (partial rotation).
 With one table all pairs follow one position. With three (M-RoPE, Qwen2-VL, arXiv 2409.12191) the pairs fall into sections that
-follow time, row and column: the first sections[0] pairs read table 0, the next sections[1] table 1, the rest table 2.
+follow time, row and column: the first sections[0] pairs read table 0, the next sections[1] table 1, the rest table 2. By turns (interleaved
+M-RoPE, Qwen3-VL, arXiv 2511.21631) pair i follows table i % 3 as long as i // 3 is below that table's count, and time from there on, so
+that each axis has fast pairs and slow ones.
 """
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.kernels._triton import jit, launchable, power, tl
-from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, normal
+from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 
 __all__ = ["OP", "rope"]
 
@@ -29,22 +31,26 @@ def rope(
     sin: Float[Tensor, "c b s f"],
     sections: tuple[int, ...],
     interleaved: bool = False,
+    turns: bool = False,
 ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b g s d"]]:
     """New tensors, rotated; the arguments may be views of one fused projection and stay as they are.
 
-    `sections` counts the pairs that follow each of the c tables, (f,) where there is one. Raises InputError where they do not add up.
+    `sections` counts the pairs that follow each of the c tables, (f,) where there is one; with `turns` they take turns. `interleaved` tells
+    how channels are paired, not which table a pair follows. Raises InputError where the sections do not add up.
     """
     if len(sections) != len(cos) or len(sections) not in (1, 3) or sum(sections) != cos.shape[-1]:
         raise InputError(f"they share {cos.shape[-1]} pairs among {len(cos)} tables (1 or 3); got {sections}", item="sections")
     if 2 * cos.shape[-1] > query.shape[-1]:
         raise InputError(f"{cos.shape[-1]} pairs do not fit into heads of {query.shape[-1]} channels", item="cos")
-    arguments = query, keys, cos, sin, sections, interleaved
+    arguments = query, keys, cos, sin, sections, interleaved, turns
     turned, turned_keys = _plan(*arguments).run() if launchable(query) else _reference(*arguments)
     return turned, turned_keys
 
 
-def _reference(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool) -> Result:
-    c, s = (torch.cat([part[table] for table, part in enumerate(angles.float().split(sections, -1))], -1)[:, None] for angles in (cos, sin))
+def _reference(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool, turns: bool) -> Result:
+    pair = torch.arange(cos.shape[-1], device=cos.device)
+    table = _axes(sections, turns).to(cos.device)
+    c, s = (angles.float()[table, :, :, pair].permute(1, 2, 0)[:, None] for angles in (cos, sin))
 
     def turned(x: Tensor) -> Tensor:
         wide, f = x.float(), c.shape[-1]
@@ -57,18 +63,30 @@ def _reference(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: 
     return turned(query), turned(keys)
 
 
-def _plan(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool) -> Plan:
+def _axes(sections: tuple[int, ...], turns: bool) -> Tensor:
+    """The table of each pair."""
+    if not turns:
+        return torch.arange(len(sections)).repeat_interleave(torch.tensor(sections))
+    pair = torch.arange(sum(sections))
+    axis = pair % len(sections)
+    return axis.masked_fill(pair // len(sections) >= torch.tensor(sections)[axis], 0)
+
+
+def _plan(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool, turns: bool) -> Plan:
     cos, sin = cos.contiguous(), sin.contiguous()
     out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, keys)]
-    launches = (_launch(x, to, cos, sin, sections, interleaved) for x, to in zip((query, keys), out, strict=True))
+    launches = (_launch(x, to, cos, sin, sections, interleaved, turns) for x, to in zip((query, keys), out, strict=True))
     return Plan((out[0], out[1]), tuple(launches))
 
 
-def _launch(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool) -> Launch:
+def _launch(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool, turns: bool) -> Launch:
     b, heads, s, d = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     f = cos.shape[-1]
-    first = sections[0]
+    # where the second and the third section begin, or, by turns, how many pairs follow the second and the third table
+    first, second = sections[0], sum(sections[:2])
+    if turns and len(sections) == 3:
+        first, second = sections[1:]
     arguments: dict[str, Tensor | int | float] = {
         "x": x,
         "out": out,
@@ -83,10 +101,17 @@ def _launch(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, sections: tuple[in
         "x_token": x.stride(2),
         "table": cos.stride(0),
         "first": first,
-        "second": first + sections[1] if len(sections) == 3 else f,
+        "second": second,
     }
     rest = d - 2 * f
-    constants = {"interleaved": interleaved, "rest": rest, "many": _HEADS, "pairs": power(f), "others": power(rest)}
+    constants = {
+        "interleaved": interleaved,
+        "turns": turns and len(sections) == 3,
+        "rest": rest,
+        "many": _HEADS,
+        "pairs": power(f),
+        "others": power(rest),
+    }
     return Launch(_kernel, (b * s, -(-heads // _HEADS)), arguments, constants)
 
 
@@ -107,6 +132,7 @@ def _kernel(
     first: tl.tensor,
     second: tl.tensor,
     interleaved: tl.constexpr,
+    turns: tl.constexpr,
     rest: tl.constexpr,
     many: tl.constexpr,
     pairs: tl.constexpr,
@@ -119,8 +145,12 @@ def _kernel(
     here = (head < heads)[:, None]
     pair = tl.arange(0, pairs)
     turning = pair < f
-    # sections come in the order of the tables
-    section = (pair >= first).to(tl.int64) + (pair >= second).to(tl.int64)
+    if turns:
+        axis = pair % 3
+        section = tl.where(pair // 3 < tl.where(axis == 1, first, second), axis, 0).to(tl.int64)
+    else:
+        # sections come in the order of the tables
+        section = (pair >= first).to(tl.int64) + (pair >= second).to(tl.int64)
     c = tl.load(cos + section * table + token * f + pair, mask=turning, other=0.0).to(tl.float32)[None, :]
     sn = tl.load(sin + section * table + token * f + pair, mask=turning, other=0.0).to(tl.float32)[None, :]
     left = 2 * pair if interleaved else pair
@@ -139,7 +169,16 @@ def _kernel(
 
 
 def _case(
-    name: str, b: int, h: int, g: int, s: int, d: int, sections: tuple[int, ...], interleaved: bool = False, fused: bool = False
+    name: str,
+    b: int,
+    h: int,
+    g: int,
+    s: int,
+    d: int,
+    sections: tuple[int, ...],
+    interleaved: bool = False,
+    fused: bool = False,
+    turns: bool = False,
 ) -> Case:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
         if fused:
@@ -149,9 +188,16 @@ def _case(
         else:
             query, keys = normal(generator, dtype, b, h, s, d), normal(generator, dtype, b, g, s, d)
         angles = torch.rand(len(sections), b, s, sum(sections), generator=generator) * 6.3
-        return query, keys, angles.cos(), angles.sin(), sections, interleaved
+        return query, keys, angles.cos(), angles.sin(), sections, interleaved, turns
 
     return Case(name, make)
+
+
+def _distant(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
+    """KA-09: rows of a batch that 32-bit offsets cannot reach."""
+    query, keys = (distant(normal(generator, dtype, 2, heads, 3, 8)) for heads in (2, 1))
+    angles = torch.rand(1, 2, 3, 4, generator=generator) * 6.3
+    return query, keys, angles.cos(), angles.sin(), (4,), False, False
 
 
 OP = Op(
@@ -164,10 +210,16 @@ OP = Op(
         _case("interleaved, partial", 1, 4, 2, 3, 24, (8,), interleaved=True),
         _case("three sections", 2, 4, 2, 3, 16, (2, 3, 3), fused=True),
         _case("three sections, interleaved", 1, 2, 1, 4, 80, (16, 12, 12), interleaved=True),
+        _case("three sections of half of the channels", 1, 2, 1, 3, 40, (4, 3, 3), fused=True),
+        _case("three sections by turns", 2, 4, 2, 3, 16, (4, 2, 2), fused=True, turns=True),
+        _case("three sections by turns, partial, pairs interleaved", 1, 3, 1, 4, 72, (10, 8, 7), interleaved=True, turns=True),
+        _case("a single section by turns", 1, 2, 1, 3, 24, (9,), turns=True),
+        Case("offsets beyond 2**31", _distant),
     ),
     builds=(
         _case("head size 128", 1, 32, 8, 64, 128, (64,), fused=True),
         _case("M-RoPE, head size 128", 1, 28, 4, 64, 128, (16, 24, 24), fused=True),
+        _case("M-RoPE by turns, head size 128", 1, 32, 8, 64, 128, (24, 20, 20), fused=True, turns=True),
         _case("64 of 512, interleaved", 1, 64, 1, 64, 512, (32,), interleaved=True),
     ),
 )
