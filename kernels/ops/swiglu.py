@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmsdk.kernels._triton import jit, launchable, tl
-from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, normal
+from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 
 __all__ = ["OP", "swiglu"]
 
@@ -60,9 +60,21 @@ def _large(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
     return (torch.tensor([[-100.0, 100.0, 0.0, -88.0, 1.0, -1.0, 2.0, 0.5]]).to(dtype),)
 
 
+def _distant(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
+    """KA-09: rows that 32-bit offsets cannot reach."""
+    return (distant(normal(generator, dtype, 2, 14)),)
+
+
 OP = Op(
     _reference,
     _plan,
-    cases=(_case("one number", 1, 2), _case("7 x 63", 7, 126), _case("two blocks", 2, 2, 2100), Case("large", _large), _case("none", 0, 8)),
+    cases=(
+        _case("one number", 1, 2),
+        _case("7 x 63", 7, 126),
+        _case("two blocks", 2, 2, 2100),
+        Case("large", _large),
+        _case("none", 0, 8),
+        Case("offsets beyond 2**31", _distant),
+    ),
     builds=(_case("width 14336", 64, 28672),),
 )
