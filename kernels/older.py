@@ -3,26 +3,36 @@
 Blocks are fp8, int8, int4 or int2, by the rule and in the form of `mmsdk.kernels.rounding`: keys with a scale and a minimum for each
 channel of a block, values for each token. What a group shares commutes with both products, so that codes are multiplied as they are, which
 all dtypes of the queries hold exactly, and the query and the weights take scales and minima.
+
+Or they are turbo4 or turbo2 (`mmsdk.kernels.turbo`), keys like values each token by itself: codes name numbers of a table, and the query is
+turned as they are.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.kernels._triton import jit, tl
 from mmsdk.kernels.parts import share_of, weighed
-from mmsdk.kernels.rounding import LEVELS, Codes, decode, plain
+from mmsdk.kernels.rounding import LEVELS, Codes, decode, plain, unpack
+from mmsdk.kernels.turbo import TURBO, level_of, restored
 
-__all__ = ["Older", "flat", "of_codes", "over_codes", "reads", "unpacked"]
+__all__ = ["KINDS", "Older", "flat", "numbers", "of_codes", "over_codes", "reads", "unpacked"]
+
+# Bits of a code, by what the kinds are called.
+KINDS: Mapping[str, int] = MappingProxyType({**LEVELS, **TURBO})
 
 
 @dataclass(frozen=True, slots=True)
 class Older:
     """Codes [blocks page g p] of a pool, and the blocks of each row: those of its table, as many as `counts` says, full and in order.
 
-    Scales and minima are [blocks 1 g d] of keys and [blocks page g 1] of values.
+    Scales and minima are [blocks 1 g d] of keys and [blocks page g 1] of values, of turbo codes of both. `turning` is the rotation that
+    those are read with, where the pools are.
     """
 
     bits: str
@@ -30,6 +40,7 @@ class Older:
     values: Codes
     table: Int[Tensor, "b most"]
     counts: Int[Tensor, " b"]
+    turning: tuple[Float[Tensor, "d d"], ...] = ()
 
     @property
     def page(self) -> int:
@@ -44,7 +55,14 @@ class Older:
 
 def reads(bits: str, page: int) -> bool:
     """Whether blocks of so many tokens are read as codes."""
-    return bits in LEVELS and page % 16 == 0
+    return bits in KINDS and page % 16 == 0
+
+
+def numbers(found: Codes, bits: str, width: int, dtype: torch.dtype) -> Float[Tensor, "*n d"]:
+    """Codes of any kind as numbers again, `width` channels in a dtype."""
+    if bits in LEVELS:
+        return decode(found, bits, width, dtype)
+    return restored(unpack(found.codes, TURBO[bits])[..., :width], found.scale, TURBO[bits]).to(dtype)
 
 
 def flat(older: Older | None) -> tuple[Tensor, ...]:
@@ -52,14 +70,14 @@ def flat(older: Older | None) -> tuple[Tensor, ...]:
     if older is None:
         return ()
     k, v = older.keys, older.values
-    return older.table, older.counts, k.codes, k.scale, k.low, v.codes, v.scale, v.low
+    return older.table, older.counts, k.codes, k.scale, k.low, v.codes, v.scale, v.low, *older.turning
 
 
 def unpacked(bits: str, d: int, dtype: torch.dtype, table: Tensor, counts: Tensor, *pools: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Which of the older tokens there are, [b, t], and their keys and values, [b, t, g, d], float32."""
     blocks = table.clamp(min=0).long()
     found = (Codes(*(pool[blocks] for pool in pools[start : start + 3])) for start in (0, 3))
-    k, v = (decode(codes, bits, d, dtype).float().flatten(1, 2) for codes in found)
+    k, v = (numbers(codes, bits, d, dtype).float().flatten(1, 2) for codes in found)
     return torch.arange(k.shape[1], device=k.device) < counts[:, None] * pools[0].shape[1], k, v
 
 
@@ -75,7 +93,8 @@ def of_codes(bits: str, nothing: Tensor, columns: int, *older: Tensor) -> tuple[
     page = pools[0].shape[1] if bits else columns
     # a tile lies within one block, whose scales are then read once
     tile = next(size for size in (columns, 32, 16) if size <= columns and page % size == 0)
-    return arguments, {"bits": LEVELS.get(bits, 0), "fp8": bits == "fp8", "old_page": page, "old_columns": tile}
+    kind = {"bits": KINDS.get(bits, 0), "fp8": bits == "fp8", "turbo": bits in TURBO}
+    return arguments, {**kind, "old_page": page, "old_columns": tile}
 
 
 def _alike(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,10 +131,14 @@ def over_codes(
     block: tl.constexpr,
     bits: tl.constexpr,
     fp8: tl.constexpr,
+    turbo: tl.constexpr,
     old_page: tl.constexpr,
     old_columns: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of a part of them the maximum of scores, the sum of weights and the mixture of values, as `mmsdk.kernels.parts` has them."""
+    """Of a part of them the maximum of scores, the sum of weights and the mixture of values, as `mmsdk.kernels.parts` has them.
+
+    Of turbo codes the query was turned and divided by the root of the channels' number, and so the mixture is to be.
+    """
     channel = tl.arange(0, block)
     narrow = channel < d
     wide = q.to(tl.float32)
@@ -139,13 +162,17 @@ def over_codes(
         code = tl.load(key_codes + home * codes_block + (slot[None, :] * packed + byte[:, None]), mask=narrow[:, None], other=0)
         if bits < 8:
             code = (code >> shift[:, None]) & ((1 << bits) - 1)
-        scale_at = home * shared_heads * d + (shared_head * d + channel)
-        step = tl.load(key_scales + scale_at, mask=narrow, other=0.0).to(tl.float32)
-        least = tl.load(key_lows + scale_at, mask=narrow, other=0.0).to(tl.float32)
-        # what a channel's tokens share commutes with the product: codes are multiplied as they are, exact in any dtype
-        scores = tl.dot((wide * step[None, :]).to(inner), plain(code, fp8, inner), input_precision="ieee")
-        if not fp8:
-            scores += tl.sum(wide * least[None, :], 1)[:, None]
+        if turbo:
+            step = tl.load(key_scales + home * shared_heads * old_page + slot).to(tl.float32)
+            scores = tl.dot(q, level_of(code, bits).to(inner), input_precision="ieee") * step[None, :]
+        else:
+            scale_at = home * shared_heads * d + (shared_head * d + channel)
+            step = tl.load(key_scales + scale_at, mask=narrow, other=0.0).to(tl.float32)
+            least = tl.load(key_lows + scale_at, mask=narrow, other=0.0).to(tl.float32)
+            # what a channel's tokens share commutes with the product: codes are multiplied as they are, exact in any dtype
+            scores = tl.dot((wide * step[None, :]).to(inner), plain(code, fp8, inner), input_precision="ieee")
+            if not fp8:
+                scores += tl.sum(wide * least[None, :], 1)[:, None]
         scores = scores * scale
         if window > 0:
             scores = tl.where((token >= start)[None, :], scores, float("-inf"))
@@ -154,8 +181,11 @@ def over_codes(
         if bits < 8:
             code = (code >> shift[None, :]) & ((1 << bits) - 1)
         step = tl.load(value_scales + home * shared_heads * old_page + slot).to(tl.float32)
-        least = tl.load(value_lows + home * shared_heads * old_page + slot).to(tl.float32)
-        mixed += tl.dot((weights * step[None, :]).to(inner), plain(code, fp8, inner), input_precision="ieee")
-        if not fp8:
-            mixed += tl.sum(weights * least[None, :], 1)[:, None]
+        if turbo:
+            mixed += tl.dot((weights * step[None, :]).to(inner), level_of(code, bits).to(inner), input_precision="ieee")
+        else:
+            least = tl.load(value_lows + home * shared_heads * old_page + slot).to(tl.float32)
+            mixed += tl.dot((weights * step[None, :]).to(inner), plain(code, fp8, inner), input_precision="ieee")
+            if not fp8:
+                mixed += tl.sum(weights * least[None, :], 1)[:, None]
     return best, total, mixed

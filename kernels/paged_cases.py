@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from mmsdk.kernels.case import Arguments, Case, distant, normal
-from mmsdk.kernels.rounding import encode
+from mmsdk.kernels.rounding import Codes, encode, pack, scale_dtype
+from mmsdk.kernels.turbo import TURBO, rotation, rounded
 
 __all__ = ["BUILDS", "CASES"]
 
@@ -49,9 +50,16 @@ def _rounded(generator: torch.Generator, dtype: torch.dtype, bits: str, counts: 
     keys[..., 0] += 4
     pools = list[Tensor]()
     for x, along in ((keys, 1), (values, 3)):
-        found = encode(x, along, bits)
+        found = _turbo(x, TURBO[bits]) if bits in TURBO else encode(x, along, bits)
         pools += found.codes, *(part.masked_fill(strange[:, None, None, None], torch.nan) for part in (found.scale, found.low))
-    return table, torch.tensor(counts), *pools
+    turning = (rotation(d),) if bits in TURBO else ()
+    return table, torch.tensor(counts), *pools, *turning
+
+
+def _turbo(x: Tensor, bits: int) -> Codes:
+    codes, lengths = rounded(x, bits)
+    scale = lengths.to(scale_dtype(x.dtype))
+    return Codes(pack(codes, bits), scale, torch.zeros_like(scale))
 
 
 def _distant(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
@@ -97,6 +105,9 @@ CASES = (
     _case("int4, group 7, window and sinks", (9, 40, 0), 3, 7, 1, 64, window=45, sink=True, bits="int4", old=(3, 1, 5)),
     _case("int4, an odd head, a window of what is exact", (30,), 2, 2, 1, 19, window=20, bits="int4", old=(2,)),
     _case("int2, pages of 32", (33, 1), 2, 2, 1, 64, bits="int2", old=(1, 3), page=32),
+    _case("turbo4 behind two parts, group 3, head size 72", (137, 0), 9, 3, 1, 72, bits="turbo4", old=(9, 2)),
+    _case("turbo4, nothing exact, window and sinks, head size 256", (0, 3), 1, 2, 1, 256, window=20, sink=True, bits="turbo4", old=(2, 0)),
+    _case("turbo2, an odd head, pages of 32", (33, 1), 2, 4, 2, 19, bits="turbo2", old=(1, 3), page=32),
     Case("offsets beyond 2**31", _distant),
     Case("codes beyond 2**31", _distant_codes),
 )
@@ -109,5 +120,8 @@ BUILDS = (
     _case("fp8, head size 128, group 4", (100, 300), 32, 32, 8, 128, bits="fp8", old=(4, 9), page=32),
     _case("int4, head size 128, group 4", (100, 300), 32, 32, 8, 128, bits="int4", old=(4, 9), page=32),
     _case("int4, head size 64, group 3, blocks of 16", (100, 300), 32, 9, 3, 64, bits="int4", old=(4, 9)),
+    _case("turbo4, head size 128, group 4", (100, 300), 32, 32, 8, 128, bits="turbo4", old=(4, 9), page=32),
+    _case("turbo2, head size 64, group 3", (100, 300), 32, 9, 3, 64, bits="turbo2", old=(4, 9), page=32),
+    _case("turbo4, head size 256, group 2", (100, 300), 32, 8, 4, 256, bits="turbo4", old=(4, 9), page=32),
     _case("fp8, head size 256, group 2", (100, 300), 32, 8, 4, 256, bits="fp8", old=(4, 9), page=32),
 )

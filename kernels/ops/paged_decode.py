@@ -18,10 +18,10 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kernels._triton import accumulable, jit, launchable, power, tl
 from mmsdk.kernels.case import Launch, Op, Plan, Result
-from mmsdk.kernels.older import Older, flat, of_codes, over_codes, reads, unpacked
+from mmsdk.kernels.older import KINDS, Older, flat, of_codes, over_codes, reads, unpacked
 from mmsdk.kernels.paged_cases import BUILDS, CASES
 from mmsdk.kernels.parts import LOG2E, leave, merged, parts_of, share_of, unmerged, weighed
-from mmsdk.kernels.rounding import LEVELS
+from mmsdk.kernels.turbo import turn, turn_back
 
 __all__ = ["OP", "paged_decode"]
 
@@ -48,7 +48,7 @@ def paged_decode(
     if query.shape[2] > _WIDEST:
         raise InputError(f"heads of {query.shape[2]} channels; at most {_WIDEST}", item="query")
     if older is not None and not reads(older.bits, older.page):
-        known = f"there are {', '.join(LEVELS)} in blocks of a multiple of 16"
+        known = f"there are {', '.join(KINDS)} in blocks of a multiple of 16"
         raise InputError(f"blocks of {older.page} tokens as {older.bits}; {known}", item="older")
     arguments = query, keys, values, table, lengths, scale, window, sinks, "" if older is None else older.bits
     pools = flat(older)
@@ -73,7 +73,7 @@ def _reference(
     seen = place < lengths[:, None]
     k, v = (cache[table.clamp(min=0).long()].float().flatten(1, 2) for cache in (keys, values))
     if bits:
-        past, *both = unpacked(bits, query.shape[2], query.dtype, *older)
+        past, *both = unpacked(bits, query.shape[2], query.dtype, *older[:8])
         seen = torch.cat((past, seen), 1)
         k, v = (torch.cat(pair, 1) for pair in zip(both, (k, v), strict=True))
     if window:
@@ -111,7 +111,14 @@ def _plan(
     parts = parts_of(table.shape[1] * page, b * g)
     partial, partial_lse = unmerged(b, h, old_parts + parts, d, query.device)
     columns = 16 if query.dtype == torch.float32 else 32 if d > 64 or bits else 64
-    old_arguments, old_constants = of_codes(bits, partial_lse, columns, *older)
+    old_arguments, old_constants = of_codes(bits, partial_lse, columns, *older[:8])
+    turning = older[8:]
+    before: tuple[Launch, ...] = ()
+    after: tuple[Launch, ...] = ()
+    if turning:
+        both, launch = turn(query, turning[0])
+        query, before = both[0], (launch,)
+        after = (turn_back(partial[:, :, :old_parts].flatten(0, 1), turning[0], query.dtype),)
     split = Launch(
         _split,
         (b * g, old_parts + parts),
@@ -149,10 +156,10 @@ def _plan(
             "block": max(power(d), 16),
             **old_constants,
         },
-        warps=8 if bits and query.dtype == torch.float32 else 4,
+        warps=8 if bits and (query.dtype == torch.float32 or (turning and d > 128)) else 4,
     )
     out, lse, merge = merged(partial, partial_lse, sinks, query.dtype)
-    return Plan((out, lse), (split, merge))
+    return Plan((out, lse), (*before, split, *after, merge))
 
 
 @jit
@@ -197,6 +204,7 @@ def _split(
     block: tl.constexpr,
     bits: tl.constexpr,
     fp8: tl.constexpr,
+    turbo: tl.constexpr,
     old_page: tl.constexpr,
     old_columns: tl.constexpr,
 ) -> None:
@@ -214,8 +222,13 @@ def _split(
 
     # the first parts are those of the codes
     if bits > 0 and part < old_parts:
+        asking = q
+        if turbo:
+            # the turned ones stand behind all queries as they are
+            behind = tl.num_programs(0).to(tl.int64) * group * d
+            asking = tl.load(query + behind + q_at, mask=real[:, None] & narrow[None, :], other=0.0).to(inner)
         best, total, mixed = over_codes(
-            q,
+            asking,
             part,
             old_parts,
             row,
@@ -240,6 +253,7 @@ def _split(
             block,
             bits,
             fp8,
+            turbo,
             old_page,
             old_columns,
         )

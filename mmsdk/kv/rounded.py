@@ -21,10 +21,10 @@ from mmsdk.kernels.cpu.rounded import Aged, Kept
 from mmsdk.kernels.older import Older, reads
 from mmsdk.kernels.ops.kv_round import kv_round
 from mmsdk.kernels.rounding import LEVELS
+from mmsdk.kernels.turbo import TURBO, centroids, rotation
 from mmsdk.kv.blocks import Blocks, PoolFullError
 from mmsdk.kv.pages import Pages, RowPages, Where
 from mmsdk.kv.rounding import Bits, Codes, decode, encode, group, per_value, scale_dtype
-from mmsdk.kv.turbo import centroids, rotation
 from mmsdk.kv.types import LayerView, View
 
 __all__ = ["PAGE", "WINDOW", "RoundedPages"]
@@ -103,8 +103,9 @@ class RoundedPages:
         shape = layers, columns, page, g, d
         self._keys = Rounded(shape, 2, bits, recent.keys.dtype, recent.device)
         self._values = Rounded(shape, 4, bits, recent.keys.dtype, recent.device)
-        turning = (centroids(per_value(bits)), rotation(d)) if bits.startswith("turbo") else (torch.empty(0), torch.empty(0, 0))
+        turning = (centroids(TURBO[bits]), rotation(d)) if bits in TURBO else (torch.empty(0), torch.empty(0, 0))
         self._aged = Aged.of(bits, self._keys.kept, self._values.kept, *turning)
+        self._turning = (turning[1].to(recent.device).contiguous(),) if bits in TURBO else ()
 
     @property
     def layers(self) -> int:
@@ -190,7 +191,8 @@ class RoundedPages:
         if launchable(self.recent.keys) and reads(self.bits, self.page):
             view = self.recent.view(layer, where)
             pools = self._keys.of(layer), self._values.of(layer)
-            return replace(view, older=(Older(self.bits, *pools, where.aged_table, where.aged_counts),)) if len(where.aged) else view
+            older = Older(self.bits, *pools, where.aged_table, where.aged_counts, self._turning)
+            return replace(view, older=(older,)) if len(where.aged) else view
         keys = self._side_by_side(self._keys.get(layer, where.aged), self.recent.keys[layer], where)
         values = self._side_by_side(self._values.get(layer, where.aged), self.recent.values[layer], where)
         return LayerView(keys, values, where.positions, where.valid, where.lengths, where.ordered)

@@ -8,7 +8,7 @@ max |x| / 448 and no minimum: of a channel that is large for every token it keep
 `mmsdk.kernels.rounding`, where kernels find it too.
 
 KIVI's groups of keys are 32 tokens; ours are the blocks, which are as long. KIVI's values are grouped by 32 channels, ours by the head.
-The kinds called turbo are TurboQuant's instead (`mmsdk.kv.turbo`): each token by itself, keys like values.
+The kinds called turbo are TurboQuant's instead (`mmsdk.kernels.turbo`): each token by itself, keys like values.
 """
 
 from typing import Literal, get_args
@@ -18,8 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.kernels import rounding
-from mmsdk.kernels.rounding import LEVELS, Codes, pack, scale_dtype, unpack
-from mmsdk.kv.turbo import restored, rounded
+from mmsdk.kernels.older import KINDS, numbers
+from mmsdk.kernels.rounding import LEVELS, Codes, pack, scale_dtype
+from mmsdk.kernels.turbo import rounded
 
 __all__ = ["Bits", "Codes", "decode", "encode", "group", "names", "per_value", "scale_dtype"]
 
@@ -33,7 +34,7 @@ def names() -> tuple[Bits, ...]:
 
 def per_value(bits: Bits) -> int:
     """Bits of a code."""
-    return LEVELS[bits] if bits in LEVELS else int(bits[-1])
+    return KINDS[bits]
 
 
 def group(bits: Bits, dim: int, channels: int) -> int:
@@ -53,6 +54,4 @@ def encode(x: Float[Tensor, "*n d"], dim: int, bits: Bits) -> Codes:
 
 def decode(found: Codes, bits: Bits, width: int, dtype: torch.dtype) -> Float[Tensor, "*n d"]:
     """The numbers again, `width` channels in a dtype."""
-    if bits in LEVELS:
-        return rounding.decode(found, bits, width, dtype)
-    return restored(unpack(found.codes, per_value(bits))[..., :width], found.scale, per_value(bits)).to(dtype)
+    return numbers(found, bits, width, dtype)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from mmsdk.kernels.turbo import centroids, restored, rotated, rotation, rounded
 from mmsdk.kv.rounding import Bits, decode, encode
-from mmsdk.kv.turbo import centroids, restored, rotated, rotation, rounded
 
 # Errors of one to four bits as shares of the squared length, as published.
 PUBLISHED = {1: 0.36, 2: 0.117, 3: 0.03, 4: 0.009}
