@@ -96,10 +96,10 @@ def pipeline(
 
     `model` is "mini", a folder, "org/name", or the GGUF file of a language model alone; `compress` says what the compress stage keeps
     ("uniform:64"); `dtype` "auto" is bfloat16 where the device computes in it natively, else float32; `batch_size` is how many rows of a
-    batch run together; `quantize` "int4" or "int8" stores the language model's matrices in fewer bits (processor only); `kv` "paged" keeps
-    what the decoder knows in blocks, and pictures as they were encoded, so that a later question about the same picture begins where the
-    earlier one did, and "int8", "int4", "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change answers; so may a
-    policy with what it keeps of the prompt, "snapkv:0.25" or "h2o:512" (docs/memory.md).
+    batch run together; `quantize` "int4" or "int8" stores the language model's matrices in fewer bits (a GPU needs Triton for it); `kv`
+    "paged" keeps what the decoder knows in blocks, and pictures as they were encoded, so that a later question about the same picture
+    begins where the earlier one did, and "int8", "int4", "int2" or "fp8" keeps all but the last tokens in fewer bits, which may change
+    answers; so may a policy with what it keeps of the prompt, "snapkv:0.25" or "h2o:512" (docs/memory.md).
     `gguf_file` is a file, in the folder or anywhere, that the language model is read from in the place of the folder's own. While a folder
     is read a bar says how far, on stderr where that is a terminal, unless `progress` is off. None in the place of a name is its default.
     Raises ModelError for a task, model or precision that is not supported, WeightsError where weights cannot be had, PluginError or

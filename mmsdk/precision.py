@@ -5,6 +5,7 @@ from typing import get_args
 import torch
 
 from mmsdk.errors import ModelError
+from mmsdk.kernels._triton import triton
 from mmsdk.quant.types import Quantize
 from mmsdk.vision.values import shown
 
@@ -48,6 +49,7 @@ def resolve_quantize(quantize: str | None, device: torch.device) -> Quantize:
     found = next((choice for choice in choices if choice == ("none" if quantize is None else quantize)), None)
     if found is None:
         raise ModelError(f"quantize {shown(quantize)} is not known; choose {', '.join(choices)}")
-    if found != "none" and device.type != "cpu":
-        raise ModelError(f"quantize {quantize!r} runs on the processor only; leave it out on the device {str(device)!r}")
+    if found != "none" and device.type != "cpu" and (device.type != "cuda" or triton is None):
+        told = "a processor, and on a GPU where there is Triton"
+        raise ModelError(f"quantize {quantize!r} runs on {told}; leave it out on the device {str(device)!r}")
     return found

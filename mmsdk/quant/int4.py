@@ -9,7 +9,7 @@ rounded to bfloat16 before the codes are chosen, so that the codes make up for i
 `Int4` is the matrix as numbers, and called it is the reference, in float32. `Int4Linear` takes the same product with a kernel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix
-from mmsdk.quant.int4_layout import NativeLayout, TorchLayout
+from mmsdk.quant.int4_layout import LaunchedLayout, NativeLayout, TorchLayout
 
 __all__ = ["GROUP", "Int4", "Int4Linear"]
 
@@ -73,7 +73,7 @@ class Int4:
 
 
 class Int4Linear(nn.Module):
-    """A linear layer on an `Int4` of groups of 32, 64, 128 or 256, on the processor.
+    """A linear layer on an `Int4` of groups of 32, 64, 128 or 256.
 
     A few rows (a decode step) go to a kernel that reads four bits a weight and sums in float32. It takes bfloat16, so that is what it is
     given, whatever x is. Many rows (a prompt) are multiplied by the weights written out in the dtype of x.
@@ -84,7 +84,9 @@ class Int4Linear(nn.Module):
         super().__init__()
         self.outputs, self.inputs = len(matrix.codes), matrix.columns
         here = library().functions is not None and self.inputs % 2 == 0
-        self.layout = (NativeLayout if here else TorchLayout)(matrix.codes, matrix.scales, matrix.zeros, matrix.columns)
+        self.layout: NativeLayout | TorchLayout | LaunchedLayout = (NativeLayout if here else TorchLayout)(
+            matrix.codes, matrix.scales, matrix.zeros, matrix.columns
+        )
         self.bias = bias
 
     def forward(self, x: Float[Tensor, "*m i"]) -> Float[Tensor, "*m o"]:
@@ -95,6 +97,13 @@ class Int4Linear(nn.Module):
         out = self.layout.product(flat.bfloat16()).to(x.dtype) if few else F.linear(flat, self.layout.written_out(x.dtype))
         out = out.reshape(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int4Linear":
+        """Codes that move to a GPU lie there as its kernel wants them."""
+        if fn(torch.empty(0)).is_cuda and not isinstance(self.layout, LaunchedLayout):
+            self.layout = LaunchedLayout(*self.layout.given())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's own
+        return self
 
     def native(self) -> Matrix | None:
         """The matrix as the C++ takes it, with its bias; none where it lies otherwise."""

@@ -1,6 +1,7 @@
 """How the codes of an int4 matrix lie in memory, which is as the kernel that multiplies by them wants it.
 
-`NativeLayout` is read by the C++ of `mmsdk.kernels.cpu`, where this machine has it; `TorchLayout` by torch's own kernel, everywhere else.
+`NativeLayout` is read by the C++ of `mmsdk.kernels.cpu`, where this machine has it; `TorchLayout` by torch's own kernel, on every other
+processor; `LaunchedLayout` by Triton's kernels, on a GPU.
 Scales and zeros are kept as bits, so that casting the model around them leaves them alone: the kernels want bfloat16.
 """
 
@@ -14,8 +15,10 @@ from torch.nn import functional as F
 
 from mmsdk.errors import ModelError
 from mmsdk.kernels.cpu import matrix as native
+from mmsdk.kernels.weights import pack, unpack
+from mmsdk.quant.launched import product_int4
 
-__all__ = ["Layout", "NativeLayout", "TorchLayout"]
+__all__ = ["LaunchedLayout", "Layout", "NativeLayout", "TorchLayout"]
 
 _MIDDLE = 8
 # Rows of codes that are laid out at a time, and the rows that every known layout of torch's treats alike.
@@ -37,6 +40,10 @@ class Layout(Protocol):
 
     def written_out(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
         """The matrix as numbers, each rounded once."""
+        ...
+
+    def given(self) -> tuple[UInt8[Tensor, "n k"], Float[Tensor, "n g"], Float[Tensor, "n g"], int]:
+        """Codes, scales and zeros as they were given, and how many columns of the codes count."""
         ...
 
 
@@ -71,9 +78,14 @@ class NativeLayout(nn.Module):
         """See `Layout`."""
         if dtype == torch.bfloat16:
             return native.written_out(self.matrix())
-        scales, zeros = (part.transpose(1, 2).flatten(0, 1) for part in self.scales.view(torch.bfloat16).to(dtype).unbind(-1))
-        codes = native.codes_of(self.codes).unflatten(1, (scales.shape[1], -1)).to(dtype) - _MIDDLE
-        return torch.addcmul(zeros[..., None], codes, scales[..., None]).flatten(1)[: self.rows, : self.columns]
+        codes, scales, zeros, _ = self.given()
+        apart = codes.unflatten(1, (scales.shape[1], -1)).to(dtype) - _MIDDLE
+        return torch.addcmul(zeros.to(dtype)[..., None], apart, scales.to(dtype)[..., None]).flatten(1)[:, : self.columns]
+
+    def given(self) -> tuple[UInt8[Tensor, "n k"], Float[Tensor, "n g"], Float[Tensor, "n g"], int]:
+        """See `Layout`."""
+        scales, zeros = (part.transpose(1, 2).flatten(0, 1)[: self.rows] for part in self.scales.view(torch.bfloat16).unbind(-1))
+        return native.codes_of(self.codes)[: self.rows], scales, zeros, self.columns
 
 
 class TorchLayout(nn.Module):
@@ -112,6 +124,50 @@ class TorchLayout(nn.Module):
         # Written where it belongs, a tile's width at a time, and rounded once: what a bfloat16 model has after loading.
         torch.addcmul(zeros, codes.to(dtype) - _MIDDLE, scales, out=out.permute(2, 0, 1, 3))
         return out.view(-1, rows)[: self.columns, : self.rows].T
+
+    def given(self) -> tuple[UInt8[Tensor, "n k"], Float[Tensor, "n g"], Float[Tensor, "n g"], int]:
+        """See `Layout`."""
+        codes = _read_back(self.codes, *_layout()).transpose(1, 2).flatten(0, 1)[: self.rows]
+        scales, zeros = (part.T[: self.rows] for part in self.scales.view(torch.bfloat16).unbind(-1))
+        return codes, scales, zeros, self.columns
+
+
+class LaunchedLayout(nn.Module):
+    """Two neighbours of a row to a byte, and what is added to a code times its scale, for `mmsdk.kernels.ops.small_gemm`."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+    def __init__(self, codes: UInt8[Tensor, "n k"], scales: Float[Tensor, "n g"], zeros: Float[Tensor, "n g"], columns: int) -> None:
+        super().__init__()
+        self.rows, self.columns, self.tail = len(codes), columns, codes.shape[1] - columns
+        self.register_buffer("codes", pack(codes).contiguous(), persistent=False)
+        # with a code of 0; the difference of two bfloat16 is no bfloat16
+        least = zeros.float() - _MIDDLE * scales.float()
+        self.register_buffer("scales", scales.bfloat16().contiguous().view(torch.int16), persistent=False)
+        self.register_buffer("zeros", least.contiguous().view(torch.int32), persistent=False)
+
+    @property
+    def few(self) -> int:
+        """See `Layout`. So many rows read the codes once."""
+        return 65
+
+    def product(self, x: Float[Tensor, "m i"]) -> Float[Tensor, "m n"]:
+        """See `Layout`."""
+        rows = F.pad(x, (0, self.tail)) if self.tail else x
+        return product_int4(rows, self.codes, self.scales.view(torch.bfloat16), self.zeros.view(torch.float32))
+
+    def written_out(self, dtype: torch.dtype) -> Float[Tensor, "n i"]:
+        """See `Layout`."""
+        least, scales = self.zeros.view(torch.float32), self.scales.view(torch.bfloat16).float()
+        codes = unpack(self.codes).unflatten(1, (scales.shape[1], -1)).float()
+        return torch.addcmul(least[..., None], codes, scales[..., None]).flatten(1)[:, : self.columns].to(dtype)
+
+    def given(self) -> tuple[UInt8[Tensor, "n k"], Float[Tensor, "n g"], Float[Tensor, "n g"], int]:
+        """See `Layout`."""
+        scales = self.scales.view(torch.bfloat16)
+        return unpack(self.codes), scales, (self.zeros.view(torch.float32) + _MIDDLE * scales.float()).bfloat16(), self.columns
 
 
 def _laid_out(codes: Int32[Tensor, "r k"]) -> UInt8[Tensor, "r half"]:

@@ -16,9 +16,11 @@ from jaxtyping import Int8 as Bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmsdk.kernels._triton import launchable
 from mmsdk.kernels.cpu.layer import FEW
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.cpu.matrix import Matrix, int8, product
+from mmsdk.quant.launched import product_int8
 
 __all__ = ["Int8", "Int8Embedding", "Int8Linear"]
 
@@ -27,6 +29,8 @@ _STEP, _ALIGNED = 16, 32
 # From here on it is faster to write the weights out once and multiply as usual: the kernel reads them anew for every four rows. Found on
 # a Xeon with AVX-512, on one thread.
 _MANY = 48
+# And on a GPU, where so many rows read them once.
+_LAUNCHED = 65
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,12 @@ class Int8:
 
 
 class Int8Linear(nn.Module):
-    """A linear layer on an `Int8`, on the processor.
+    """A linear layer on an `Int8`.
 
-    A few rows (a decode step) go to a kernel that reads a byte a weight and sums in float32: that of `mmsdk.kernels.cpu` where there is
-    one and the rows are very few, else torch's `_weight_int8pack_mm`. For x86 it has vector code for bfloat16 alone, so that is what both
-    are given, whatever x is. Many rows (a prompt) are multiplied by the weights
-    written out in the dtype of x.
+    A few rows (a decode step) go to a kernel that reads a byte a weight and sums in float32: on a processor that of `mmsdk.kernels.cpu`
+    where there is one and the rows are very few, else torch's `_weight_int8pack_mm`; where Triton runs those of `mmsdk.quant.launched`. For
+    x86 torch has vector code for bfloat16 alone, so that is what all are given, whatever x is. Many rows (a prompt) are multiplied by the
+    weights written out in the dtype of x.
     """
 
     codes: Tensor
@@ -83,13 +87,15 @@ class Int8Linear(nn.Module):
         """x times the transposed matrix, plus the bias, in the dtype of x."""
         flat = x.reshape(-1, self.inputs)
         # The kernels give no gradients.
-        few = len(flat) < _MANY and not (x.requires_grad and torch.is_grad_enabled())
+        few = len(flat) < (_LAUNCHED if launchable(flat) else _MANY) and not (x.requires_grad and torch.is_grad_enabled())
         out = self._streamed(flat) if few else F.linear(flat, self.rows(slice(None), x.dtype))
         out = out.view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
     def _streamed(self, x: Float[Tensor, "m i"]) -> Float[Tensor, "m o"]:
         rows = F.pad(x.bfloat16(), (0, self.tail)) if self.tail else x.bfloat16().contiguous()
+        if launchable(rows):
+            return product_int8(rows, self.codes, self.scales.view(torch.bfloat16)[:, None]).to(x.dtype)
         matrix = self._plain() if len(rows) <= FEW else None
         if matrix is not None:
             return product(matrix, rows).to(x.dtype)

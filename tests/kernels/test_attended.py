@@ -1,11 +1,15 @@
 """Attention and rotation have the properties that their definitions promise, without a GPU."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import Qwen2VLTextConfig, Qwen3VLTextConfig
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from mmsdk.kernels.ops.block_sparse import block_sparse, listed
 from mmsdk.kernels.ops.flash_prefill import flash_prefill
@@ -116,6 +120,26 @@ def test_rotation_leaves_what_it_was_given_as_it_was() -> None:
     near(query.norm(dim=-1), before[:, :2].norm(dim=-1), 1e-5)
     back, _ = rope(query, keys, angles.cos(), -angles.sin(), (4,))
     near(back, before[:, :2], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("turns", [False, True])
+def test_sections_are_those_of_qwens_models(turns: bool, dtype: torch.dtype) -> None:
+    """transformers' own classes: Qwen2-VL's sections one after another, Qwen3-VL's by turns."""
+    sections, d = ((24, 20, 20), 128) if turns else ((16, 24, 24), 128)
+    turning = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
+    text: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 2, "head_dim": d, "rope_parameters": turning}
+    positions = torch.randint(0, 500, (3, 2, 9), generator=torch.Generator().manual_seed(0))
+    query, keys = normal(2, 2, 9, d).to(dtype), normal(2, 1, 9, d, seed=1).to(dtype)
+    if turns:
+        rotary = qwen3_vl.Qwen3VLTextRotaryEmbedding(Qwen3VLTextConfig(**text))
+    else:
+        rotary = qwen2_vl.Qwen2VLRotaryEmbedding(Qwen2VLTextConfig(**text))
+    angles = positions[..., None].float() * rotary.inv_freq
+    ours = rope(query, keys, angles.cos(), angles.sin(), sections, turns=turns)
+    theirs = qwen3_vl.apply_rotary_pos_emb(query.float(), keys.float(), *rotary(query.float(), positions))
+    for a, b in zip(ours, theirs, strict=True):
+        near(a, b.to(dtype), 1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_rotated_products_depend_on_the_distance_alone() -> None:

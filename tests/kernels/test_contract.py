@@ -97,7 +97,7 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
     [
         ("rms_norm", lambda: (torch.empty(200_000, 64), None, torch.empty(64), 1e-6, 0.0)),
         ("swiglu", lambda: (torch.empty(200_000, 64),)),
-        ("rope", lambda: (*(torch.empty(1, 8, 200_000, 64),) * 2, *(torch.empty(1, 1, 200_000, 32),) * 2, (32,), False)),
+        ("rope", lambda: (*(torch.empty(1, 8, 200_000, 64),) * 2, *(torch.empty(1, 1, 200_000, 32),) * 2, (32,), False, False)),
         ("gather", lambda: (torch.empty(1, 200_000, 64), torch.empty(1, 200_000, dtype=torch.int64))),
         (
             "block_sparse",
@@ -142,6 +142,7 @@ def test_the_reference_repeats_itself_and_changes_nothing_but_what_it_returns(na
             ),
         ),
         ("sample", lambda: (torch.empty(200_000, 100), *(torch.empty(200_000),) * 5)),
+        ("small_gemm", lambda: (torch.empty(4, 64), torch.empty(3_000_000, 64, dtype=torch.int8), torch.empty(3_000_000, 1), None)),
         ("pair_similarity", lambda: (torch.empty(9, 600_000, 8), torch.empty(9, 300, 8))),
         ("farthest_point", lambda: (torch.empty(70_000, 300, 8), torch.empty(70_000, dtype=torch.int64), 30)),
         ("dpp_greedy", lambda: (torch.empty(70_000, 300, 8), 30)),
@@ -163,6 +164,15 @@ def test_ka_11_more_programs_than_a_launch_takes_are_refused() -> None:
         plan = find("swiglu").plan(torch.empty(2**21, 2**21))
     with pytest.raises(InputError, match="2147483648 programs"):
         plan.launches[0]()
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 64])
+def test_up_to_64_rows_read_each_weight_once(rows: int) -> None:
+    """No two programs are of one tile of the matrix."""
+    with torch.device("meta"):
+        arguments = torch.empty(rows, 256), torch.empty(4096, 128, dtype=torch.uint8), *(torch.empty(4096, 8),) * 2
+    (launch,) = find("small_gemm").plan(*arguments).launches
+    assert launch.grid == (4096 // launch.constants["outputs"],) and launch.constants["rows"] >= rows
 
 
 def test_what_a_kernel_forgets_to_write_is_seen() -> None:

@@ -26,12 +26,15 @@ from mmsdk.kernels.ops.block_worth import block_worth
 from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
 from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.kernels.ops.gather import gather
-from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8, pack, unpack
+from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8
 from mmsdk.kernels.ops.kv_round import kv_round
 from mmsdk.kernels.ops.rms_norm import add_rms_norm, rms_norm
 from mmsdk.kernels.ops.sample import sample
+from mmsdk.kernels.ops.small_gemm import small_gemm_int4, small_gemm_int8
 from mmsdk.kernels.ops.swiglu import swiglu
 from mmsdk.kernels.rounding import LEVELS, Codes, decode
+from mmsdk.kernels.turbo import centroids, rotation
+from mmsdk.kernels.weights import pack, unpack
 
 
 def true_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> Result:
@@ -46,9 +49,15 @@ def true_swiglu(gate_up: Tensor) -> Result:
     return (gate * torch.special.expit(gate) * up,)
 
 
-def true_rope(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool) -> Result:
+def true_rope(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, sections: tuple[int, ...], interleaved: bool, turns: bool) -> Result:
     """Complex numbers times numbers on the unit circle, pair by pair."""
     tables = [table for table, count in enumerate(sections) for _ in range(count)]
+    if turns:
+        # slices of every third pair, as in transformers' Qwen3VLTextRotaryEmbedding.apply_interleaved_mrope
+        tables = [0] * len(tables)
+        for table in range(1, len(sections)):
+            for pair in range(table, min(3 * sections[table], len(tables)), 3):
+                tables[pair] = table
 
     def turned(x: Tensor) -> Tensor:
         out = x.double().clone()
@@ -138,14 +147,19 @@ def true_paged_decode(
 
 
 def meant(bits: str, d: int, blocks: list[int], head: int, codes: Tensor, scale: Tensor, low: Tensor) -> Tensor:
-    """The tokens of blocks of codes, [t, d]: minimum + code * scale, or what torch's own e4m3 is times the scale."""
-    each, found = {"fp8": 8}.get(bits) or int(bits[3:]), list[Tensor]()
+    """The tokens of blocks of codes, [t, d]: minimum + code * scale, or what torch's own e4m3 is times the scale.
+
+    Of turbo codes the scale is the length, and the code names the channel of a vector of length 1 that is to be turned back.
+    """
+    each, found = {"fp8": 8}.get(bits) or int(bits[-1]), list[Tensor]()
     for block in blocks:
         here = codes[block, :, head]
         if bits == "fp8":
             numbers = here.view(torch.float8_e4m3fn).double()
         else:
             numbers = torch.tensor([[row[c * each // 8] >> c * each % 8 & 2**each - 1 for c in range(d)] for row in here.tolist()])
+        if bits.startswith("turbo"):
+            numbers = centroids(each).double()[numbers] @ rotation(d).double() / d**0.5
         found.append(low[block, :, head].double() + numbers * scale[block, :, head].double())
     return torch.cat(found) if found else torch.zeros(0, d, dtype=torch.float64)
 
@@ -226,16 +240,16 @@ def true_gemv(x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None) 
 
 
 def drawn(logits: list[float], temperature: float, k: int, p: float, floor: float, u: float) -> int:
-    """One row, in Python."""
+    """One row, in Python: the best tokens first, of equals the earlier ones."""
     if temperature == 0:
         return logits.index(max(logits))
-    scores = [x / temperature for x in logits]
-    best = max(scores)
-    bar = sorted(scores, reverse=True)[min(k or len(scores), len(scores)) - 1]
-    weights = [math.exp(x - best) if x >= bar else 0.0 for x in scores]
-    whole = sum(weights)
-    left = [w if w == 1 or sum(v for v in weights if v > w) < p * whole or p >= 1 else 0.0 for w in weights]
-    left = [w if w >= floor else 0.0 for w in left]
+    weights = [math.exp((x - max(logits)) / temperature) for x in logits]
+    ranked = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[: k or len(logits)]
+    whole, before, left = math.fsum(weights[i] for i in ranked), 0.0, [0.0] * len(logits)
+    for i in ranked:
+        if i == ranked[0] or p >= 1 or before < p * whole:
+            left[i] = weights[i] if weights[i] >= floor else 0.0
+        before += weights[i]
     sums = torch.tensor(left, dtype=torch.float64).cumsum(0)
     return int((sums > u * sums[-1]).nonzero()[0])
 
@@ -407,6 +421,7 @@ TRUTHS: dict[str, Callable[..., Result]] = {
     "rms_norm": true_rms_norm,
     "rope": true_rope,
     "sample": true_sample,
+    "small_gemm": true_gemv,
     "swiglu": true_swiglu,
 }
 
@@ -451,6 +466,10 @@ def test_the_public_functions_run_their_references_without_a_gpu() -> None:
     halves = torch.tensor([[0, 15, 8, 1]], dtype=torch.uint8)
     assert torch.equal(unpack(pack(halves)), halves)
     near(gemv_int4(normal(1, 4), pack(halves), torch.ones(1, 1), torch.full((1, 1), -8.0)), normal(1, 4) @ (halves.float() - 8).T, 1e-5)
+    for rows in (1, 3):
+        near(small_gemm_int8(normal(rows, 4), codes, torch.ones(2, 1)), normal(rows, 4) @ codes.float().T, 1e-5)
+        quarter = torch.full((1, 1), 0.25)
+        near(small_gemm_int4(normal(rows, 4), pack(halves), quarter, quarter), normal(rows, 4) @ (halves.float() + 1).T / 4, 1e-5)
     greedy = torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.ones(3), torch.zeros(3), torch.rand(3)
     assert torch.equal(sample(x, *greedy), x.argmax(-1))
 

@@ -22,6 +22,7 @@ from mmsdk.kernels.ops.mla_decode import mla_decode
 from mmsdk.kernels.ops.paged_decode import paged_decode
 from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.kernels.ops.rope import rope
+from mmsdk.kernels.ops.small_gemm import small_gemm_int4, small_gemm_int8
 from mmsdk.kernels.rounding import Codes
 
 
@@ -60,7 +61,7 @@ def older(bits: str, page: int) -> Older:
         (lambda: flash_prefill(normal(1, 1, 8), normal(1, 1, 8), normal(1, 1, 512), starts(0, 1), starts(0, 1), 1, 1.0), "at most 256"),
         (lambda: paged_decode(normal(1, 5, 8), normal(1, 16, 2, 8), normal(1, 16, 2, 8), starts(0)[None], starts(1), 1.0), "5 query heads"),
         (lambda: paged_decode(normal(1, 1, 384), *(normal(1, 16, 1, 384),) * 2, starts(0)[None], starts(1), 1.0), "at most 256"),
-        (lambda: read_with(older("turbo4", 16)), "as turbo4; there are"),
+        (lambda: read_with(older("int3", 16)), "as int3; there are fp8, int8, int4, int2, turbo4, turbo2"),
         (lambda: read_with(older("int8", 4)), "blocks of 4 tokens"),
         (lambda: mla_decode(normal(1, 1, 8), normal(1, 16, 8), starts(0)[None], starts(1), 1.0, 9), "9 of 8 channels"),
         (lambda: mla_decode(normal(1, 1, 1088), normal(1, 16, 1088), starts(0)[None], starts(1), 1.0, 1024), "at most 512"),
@@ -74,6 +75,8 @@ def older(bits: str, page: int) -> Older:
         (lambda: gemv_int8(normal(1, 6), normal(2, 6).char(), normal(2, 4)), "4 groups do not share 6"),
         (lambda: gemv_int4(normal(1, 5), normal(2, 3).byte(), normal(2, 1), normal(2, 1)), "rows of 5 numbers"),
         (lambda: gemv_int4(normal(1, 6), normal(2, 3).byte(), normal(2, 2), normal(2, 2)), "2 groups do not share 6"),
+        (lambda: small_gemm_int8(normal(3, 6), normal(2, 6).char(), normal(2, 4)), "4 groups do not share 6"),
+        (lambda: small_gemm_int4(normal(3, 5), normal(2, 3).byte(), normal(2, 1), normal(2, 1)), "rows of 5 numbers"),
     ],
 )  # fmt: skip
 def test_ka_14_what_does_not_fit_is_refused_by_name(call: Callable[[], object], said: str) -> None:

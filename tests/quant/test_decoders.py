@@ -16,6 +16,7 @@ from mmsdk.decoder.native import hasten
 from mmsdk.decoder.quantised import precision, quantise
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError
+from mmsdk.kernels._triton import triton
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.none import NoCache
 from mmsdk.models.mini.adapter import changed, merge, read_adapter
@@ -217,9 +218,10 @@ def test_a_batch_is_answered_and_says_its_precision(pipe: Pipeline) -> None:
 def test_what_cannot_be_is_told_before_anything_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ModelError, match=r"quantize 'int5' is not known; choose none, int4, int8"):
         pipeline(model="org/never-fetched", quantize="int5")
-    with pytest.raises(ModelError, match="runs on the processor only"):
-        resolve_quantize("int4", torch.device("cuda"))
-    assert resolve_quantize("none", torch.device("cuda")) == "none"
+    with pytest.raises(ModelError, match="runs on a processor, and on a GPU where there is Triton; leave it out on the device 'mps'"):
+        resolve_quantize("int4", torch.device("mps"))
+    assert resolve_quantize("none", torch.device("mps")) == "none"
+    assert resolve_quantize("int4", torch.device("cuda")) == "int4" or triton is None
     picture = tmp_path / "a.ppm"
     picture.write_bytes(b"P6 2 2 255 " + bytes(12))
     assert main(["ask", str(picture), "what?", "--model", "org/never-fetched", "--quantize", "4bit"]) == 2
