@@ -14,10 +14,10 @@ from mmsdk.errors import InputError
 from mmsdk.kernels._triton import jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 
-__all__ = ["OP", "add_rms_norm", "rms_norm"]
+__all__ = ["OP", "WIDEST", "add_rms_norm", "rms_norm"]
 
 # A program holds its row in registers.
-_WIDEST = 32768
+WIDEST = 32768
 
 
 def rms_norm(x: Float[Tensor, "*n d"], weight: Float[Tensor, " d"], eps: float, offset: float = 0.0) -> Float[Tensor, "*n d"]:
@@ -48,8 +48,8 @@ def _reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, o
 
 def _plan(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> Plan:
     d = x.shape[-1]
-    if d > _WIDEST:
-        raise InputError(f"rows of {d} numbers are wider than the kernel's {_WIDEST}", item="x")
+    if d > WIDEST:
+        raise InputError(f"rows of {d} numbers are wider than the kernel's {WIDEST}", item="x")
     rows = x.reshape(-1, d)
     added = rows if residual is None else residual.reshape(-1, d)
     rows, added = (part if part.stride(-1) == 1 else part.contiguous() for part in (rows, added))

@@ -9,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmsdk.decoder.launch import launches
 from mmsdk.decoder.linear import Linear
 from mmsdk.kernels.cpu import rows
+from mmsdk.kernels.ops.swiglu import swiglu
 
 __all__ = ["Activation", "GatedMLP"]
 
@@ -39,6 +41,8 @@ class GatedMLP(nn.Module):
         both = self.gate_up(x)
         if rows.here(both):
             inner = rows.gated(both, self.kind == "gelu_tanh")
+        elif self.kind == "silu" and launches(both):
+            inner = swiglu(both)
         else:
             gate, up = both.chunk(2, dim=-1)
             inner = self.activation(gate) * up

@@ -5,7 +5,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmsdk.decoder.launch import launches
 from mmsdk.kernels.cpu import rows
+from mmsdk.kernels.ops.rms_norm import WIDEST, add_rms_norm, rms_norm
 
 __all__ = ["RMSNorm"]
 
@@ -23,6 +25,8 @@ class RMSNorm(nn.Module):
         """The squares of a float16 activation overflow from 256 on, so they are taken in float32."""
         if not self.offset and rows.here(x) and self.weight.dtype == x.dtype:
             return rows.normalised(x, self.weight, self.eps)
+        if launches(x, self.weight) and len(self.weight) <= WIDEST:
+            return rms_norm(x, self.weight, self.eps, self.offset)
         if self.offset:
             wide = x.float()
             # Gemma applies the weight before it rounds.
@@ -30,6 +34,14 @@ class RMSNorm(nn.Module):
             return scaled.to(x.dtype)
         # Rounded before the weight is applied, as checkpoints of this family were trained; a weight may be wider than the stream.
         return (self.weight * self._normed(x)).to(x.dtype)
+
+    def behind(self, x: Float[Tensor, "*n d"], added: Float[Tensor, "*n d"]) -> tuple[Float[Tensor, "*n d"], Float[Tensor, "*n d"]]:
+        """x with something added, and that normalised: in one pass where Triton runs."""
+        if launches(x, added, self.weight) and x.dtype == added.dtype and len(self.weight) <= WIDEST:
+            normed, total = add_rms_norm(added, x, self.weight, self.eps, self.offset)
+            return total, normed
+        total = x + added
+        return total, self(total)
 
     def _normed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         if x.requires_grad or x.device.type != "cpu":

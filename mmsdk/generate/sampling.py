@@ -2,7 +2,8 @@
 
 Every request draws from a `torch.Generator` of its own, and as many numbers per token whatever the others do, so that its tokens do
 not depend on the batch it is in. A draw is the argmax of log-probabilities plus Gumbel noise (Gumbel 1954; the same trick as in
-`torch.multinomial`): rounding that differs between batch sizes changes it only where two tokens nearly tie.
+`torch.multinomial`): rounding that differs between batch sizes changes it only where two tokens nearly tie. Where Triton runs, filters and
+draw are one kernel (`mmsdk.kernels.ops.sample`), which takes one number a token; it leaves the same tokens, with the same probabilities.
 
 Letters: b rows, v words of the vocabulary.
 """
@@ -14,8 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmsdk.decoder.launch import launches
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.penalties import Penalties
+from mmsdk.kernels.ops.sample import sample
 
 __all__ = ["Sampler", "admissible", "likeliest"]
 
@@ -95,6 +98,10 @@ class Sampler:
         best = likeliest(logits)
         if not self.generators:
             return best
+        if launches(logits):
+            uniform = torch.cat([torch.rand(1, generator=generator, device=generator.device) for generator in self.generators])
+            columns = self.temperature[:, 0], self.top_k[:, 0], self.top_p[:, 0], self.min_p[:, 0]
+            return sample(logits, *columns, uniform)
         greedy = self.temperature == 0
         # From the best token down, so that the smallest temperature makes the others unlikely, and not all of them infinite. A greedy row
         # takes any temperature: what is drawn for it is not looked at.

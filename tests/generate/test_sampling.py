@@ -12,6 +12,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogit
 from mmsdk.errors import InputError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.sampling import Sampler, admissible, likeliest
+from mmsdk.kernels.ops.sample import sample
 
 CPU = torch.device("cpu")
 V = 50
@@ -236,3 +237,16 @@ def test_the_likeliest_word_is_the_first_of_the_largest(v: int) -> None:
     logits[4] = -torch.inf
     assert likeliest(logits).tolist() == logits.argmax(-1).tolist()
     assert likeliest(logits).tolist()[1:5] == [5, v // 2, 11, 0]
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_the_kernel_of_a_draw_leaves_the_same_tokens_with_the_same_probabilities(config: GenerationConfig, equal: bool) -> None:
+    """A number amid a token's share of [0, 1) draws that token, and a token that is taken out has no share; also among equal scores."""
+    scores = (logits(1).div(2).round() if equal else logits(1)).masked_fill(torch.arange(V) % 7 == 3, -torch.inf)
+    sampler = Sampler.of([config], CPU)
+    shares = admissible(scores / config.temperature, sampler.top_k, sampler.top_p, sampler.min_p).double().softmax(-1)[0]
+    kept = shares.nonzero()[:, 0]
+    amid = (shares.cumsum(0) - shares / 2)[kept]
+    settings = (column[:, 0].expand(len(kept)) for column in (sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p))
+    assert torch.equal(sample(scores.expand(len(kept), -1), *settings, amid.float()), kept)
