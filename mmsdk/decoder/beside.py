@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmsdk.decoder.native import NativeRun, Pass
 from mmsdk.decoder.prefill import Laid, prefill_into
+from mmsdk.decoder.steps import next_hidden
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.kv.types import KVCache
 
@@ -52,8 +53,7 @@ class Says:
 
     def alone(self, decoder: Decoder) -> Float[Tensor, "b d"]:
         """Hidden states of these tokens."""
-        hidden: Tensor = decoder(decoder.embed(self.ids), self.cache.position[:, None], self.cache)
-        return hidden[:, -1]
+        return next_hidden(decoder, self.ids[:, 0], self.cache)
 
     def told(self, decoder: Decoder) -> tuple[Float[Tensor, "b 1 d"], Int[Tensor, "b 1"]]:
         """See `Reads`."""
@@ -66,7 +66,8 @@ def beside(decoder: Decoder, parts: Sequence[Reads | Says]) -> list[Float[Tensor
     To be called without gradients.
     """
     config, layers = decoder.config, range(decoder.config.layers)
-    alike = config.sees == "before" and not config.rope_sections.counts and not config.local.layers
+    here = decoder.norm.weight.device.type == "cpu"
+    alike = here and config.sees == "before" and not config.rope_sections.counts and not config.local.layers
     if len(parts) < 2 or not alike or not isinstance(decoder.express, NativeRun) or not all(_fits(decoder, part) for part in parts):
         return [part.alone(decoder) for part in parts]
     told, passes = [part.told(decoder) for part in parts], list[Pass]()

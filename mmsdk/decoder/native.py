@@ -39,7 +39,7 @@ from mmsdk.kv.types import KVCache, LayerView
 from mmsdk.quant.int4 import Int4Linear
 from mmsdk.quant.int8 import Int8Linear
 
-__all__ = ["NativeRun", "NativeStep", "Pass", "hasten"]
+__all__ = ["NOTHING", "NativeRun", "NativeStep", "Parts", "Pass", "hasten"]
 
 
 def hasten(decoder: Decoder, room: Room | None = None) -> None:
@@ -59,9 +59,9 @@ def hasten(decoder: Decoder, room: Room | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Every module and tensor of a layer: the modules' own dictionaries, a name in each, what stood there, and where numbers were.
+    """Every module and tensor of a layer, or of a whole decoder: the modules' own dictionaries, a name in each, and what stood there.
 
-    Asked at every step, of some hundred of them, so that no line of Python runs for each.
+    Of tensors also where their numbers were. Asked at every step, of some hundred of them, so that no line of Python runs for each.
     """
 
     owners: tuple[dict[str, Any], ...]
@@ -71,8 +71,8 @@ class Parts:
     places: list[int]
 
     @staticmethod
-    def of(layer: Layer) -> "Parts":
-        """Of a layer as it is now."""
+    def of(layer: nn.Module) -> "Parts":
+        """As it is now."""
         owners: list[dict[str, Any]] = [part for one in layer.modules() for part in (one._modules, one._parameters, one._buffers)]
         held = [(owner, name, one) for owner in owners for name, one in owner.items()]
         tensors = tuple(one for _, _, one in held if isinstance(one, Tensor))
@@ -85,7 +85,7 @@ class Parts:
         return all(map(is_, map(dict.get, self.owners, self.names), self.ones)) and list(map(Tensor.data_ptr, self.tensors)) == self.places
 
 
-_NOTHING = Parts((), (), (), (), [])
+NOTHING = Parts((), (), (), (), [])
 
 
 class NativeStep:
@@ -97,7 +97,7 @@ class NativeStep:
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         # In one piece, so that no thread sees the one without the other.
-        self._made: tuple[Parts, native.Layer | None] = _NOTHING, None
+        self._made: tuple[Parts, native.Layer | None] = NOTHING, None
 
     def __reduce__(self) -> tuple[type["NativeStep"], tuple[Layer]]:
         """A copy points to its own layer's weights."""
@@ -107,7 +107,7 @@ class NativeStep:
     def made(self) -> native.Layer | None:
         """The layer as the library takes it; none where something in it is not what the library knows."""
         parts, made = self._made
-        if parts is _NOTHING or not parts.same:
+        if parts is NOTHING or not parts.same:
             # The parts first: what changes in between is noticed at the next step.
             parts, made = Parts.of(self.layer), _native(self.layer)
             self._made = parts, made

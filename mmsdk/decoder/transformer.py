@@ -23,6 +23,7 @@ from mmsdk.attention.types import Attention
 from mmsdk.decoder.asking import Asking
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.latent import LatentAttention
+from mmsdk.decoder.launch import launches, unheard
 from mmsdk.decoder.linear import Linear, product, scores
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.moe import MixedMLP, Mixture
@@ -30,13 +31,14 @@ from mmsdk.decoder.norm import RMSNorm
 from mmsdk.decoder.rope import Rope, Rotation, Unscaled
 from mmsdk.errors import ModelError
 from mmsdk.kernels.cpu import rows
+from mmsdk.kernels.ops.rope import rope
 from mmsdk.kv.attending import Attending
 from mmsdk.kv.dense import DenseCache
 from mmsdk.kv.slots import placed
 from mmsdk.kv.types import KVCache
 from mmsdk.kv.unturned import UnturnedCache
 
-__all__ = ["Decoder", "DecoderConfig", "Express", "Layer", "LayerAttention", "NoShortcut", "SelfAttention", "Shortcut"]
+__all__ = ["Decoder", "DecoderConfig", "Express", "Layer", "LayerAttention", "NoShortcut", "SelfAttention", "Shortcut", "Stepping"]
 
 _DENSE = Dense()
 
@@ -85,6 +87,15 @@ class Express(Protocol):
         ...
 
 
+@runtime_checkable
+class Stepping(Protocol):
+    """Another way through a whole decode step: what it gives for a token of every row, or nothing where it takes not the cache."""
+
+    def __call__(self, ids: Int[Tensor, " b"], cache: KVCache, scored: bool) -> tuple[Float[Tensor, "b _"], ...]:
+        """Scores of the next token, or hidden states; the cache then holds the token of each row."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class NoShortcut:
     """Takes nothing."""
@@ -103,6 +114,11 @@ class NoShortcut:
 def no_express(
     x: Float[Tensor, "b s d"], rotation: Rotation, cache: KVCache, layers: range, last: int
 ) -> tuple[Float[Tensor, "b _ d"], ...]:
+    """Takes nothing."""
+    return ()
+
+
+def no_stepping(ids: Int[Tensor, " b"], cache: KVCache, scored: bool) -> tuple[Float[Tensor, "b _"], ...]:
     """Takes nothing."""
     return ()
 
@@ -146,10 +162,15 @@ class SelfAttention(nn.Module):
             query, key = both.split((self.heads, self.kv_heads), dim=1)
             return query if self.query_scale == 1 else query * self.query_scale, key, heads[:, -self.kv_heads :]
         turned, value = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        query, key = turned.split((self.heads, self.kv_heads), dim=1)
         if self.normed:
-            query, key = turned.split((self.heads, self.kv_heads), dim=1)
-            turned = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
-        query, key = rotation(turned).split((self.heads, self.kv_heads), dim=1)
+            query, key = self.q_norm(query), self.k_norm(key)
+        if launches(query, key, rotation.cos) and 2 * rotation.cos.shape[-1] == self.head_dim:
+            cos, sin = (part.transpose(0, 1).expand(1, len(x), -1, -1) for part in (rotation.cos, rotation.sin))
+            query, key = rope(query, key, cos, sin, (self.head_dim // 2,))
+        else:
+            turned = torch.cat((query, key), dim=1) if self.normed else turned
+            query, key = rotation(turned).split((self.heads, self.kv_heads), dim=1)
         return query if self.query_scale == 1 else query * self.query_scale, key, value
 
     def keys(self, x: Float[Tensor, "b s d"], rotation: Rotation) -> Float[Tensor, "b g s e"]:
@@ -182,9 +203,16 @@ class Layer(nn.Module):
         if self.shortcut.takes(x):
             return self.shortcut(x, rotation, cache, layer, masks, last)
         seen = self.attention(self.norm1(x), rotation, cache, layer, masks)
-        x = x[:, -last:] + self.post1(seen[:, -last:])
-        out: Tensor = x + self.post2(self.mlp(self.norm2(x)))
+        x, normed = self._behind(x[:, -last:], self.post1(seen[:, -last:]))
+        out: Tensor = x + self.post2(self.mlp(normed))
         return out
+
+    def _behind(self, x: Float[Tensor, "b _ d"], seen: Float[Tensor, "b _ d"]) -> tuple[Float[Tensor, "b _ d"], Float[Tensor, "b _ d"]]:
+        """The stream with what attention adds, and that normalised."""
+        if isinstance(self.norm2, RMSNorm) and unheard(self.norm2):
+            return self.norm2.behind(x, seen)
+        x = x + seen
+        return x, self.norm2(x)
 
 
 def _norm(config: DecoderConfig) -> RMSNorm:
@@ -217,6 +245,7 @@ class Decoder(nn.Module):
         self.norm = _norm(config)
         self.head: nn.Module = nn.Identity() if config.tied else Linear(config.width, config.vocabulary, bias=False)
         self.express: Express = no_express
+        self.stepping: Stepping = no_stepping
         self._rope = Rope(config.rotated, config.rope_theta, config.rope_scaling, config.rope_sections)
         self._local_rope = Rope(config.rotated, config.local.theta, Unscaled(), config.rope_sections)
 

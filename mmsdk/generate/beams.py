@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.decoder.steps import next_scores
 from mmsdk.decoder.types import Speaker
 from mmsdk.errors import InputError, MmsdkError
 from mmsdk.generate.config import GenerationConfig
@@ -198,8 +199,7 @@ class Batch:
             self._owners, self._speaker = owners, self._decoder.among(owners)
         for one in self.penalties:
             one.count(ids)
-        hidden = self._speaker(self._speaker.embed(ids[:, None]), self._cache.position[:, None], self._cache)
-        return self._speaker.logits(hidden[:, -1])
+        return next_scores(self._speaker, ids, self._cache)
 
 
 def penalties_of(

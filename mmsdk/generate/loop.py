@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmsdk.decoder.steps import next_scores
 from mmsdk.decoder.types import Speaker
 from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.generate.config import GenerationConfig
@@ -100,7 +101,7 @@ def generate(
             kept = torch.tensor(going, device=ids.device)
             cache, ids, sampler, rows = cache.select(kept), ids[kept], sampler.select(going), [rows[place] for place in going]
             decoder = decoder.among(going)
-        logits = _scores(decoder, _advance(decoder, ids, cache))
+        logits = next_scores(decoder, ids, cache)
 
 
 def collect(steps: Iterable[Step], rows: int) -> list[Generated]:
@@ -211,10 +212,3 @@ def _said(logits: Float[Tensor, "b v"], sampler: Sampler, rows: Sequence[Reply])
 def _scores(decoder: Speaker, hidden: Float[Tensor, "b d"]) -> Float[Tensor, "b v"]:
     with torch.no_grad():
         return decoder.logits(hidden)
-
-
-def _advance(decoder: Speaker, ids: Int[Tensor, " b"], cache: KVCache) -> Float[Tensor, "b d"]:
-    with torch.no_grad():
-        embedded = decoder.embed(ids.clamp_min(0)[:, None])
-        hidden = decoder(embedded, cache.position[:, None], cache)
-        return hidden[:, -1]

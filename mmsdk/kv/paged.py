@@ -17,7 +17,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels.cpu.layer import Place
 from mmsdk.kernels.cpu.prompt import Memory
 from mmsdk.kv.blocks import PoolFullError
-from mmsdk.kv.pages import Pages, RowPages, Store
+from mmsdk.kv.pages import Pages, RowPages, Store, Where
 from mmsdk.kv.rounded import RoundedPages
 from mmsdk.kv.sheet import Arrival, Sheet
 from mmsdk.kv.slots import Slots, joined
@@ -118,6 +118,20 @@ class PagedCache:
             sheet.reserve(arrival.counts)
         for sheet, arrival in zip(sheets, coming, strict=True):
             sheet.fill(arrival)
+
+    def step(self) -> tuple[tuple[Pages, Where], ...]:
+        """Make room for the next token of every row, and say where all tokens lie, if all layers hold the same exact ones, in order.
+
+        Else nothing, and nothing is done. It is `advance` by a token a row without a question to the device; the token is stored by whoever
+        asks, in the place of `append`. Raises PoolFullError as `advance` does.
+        """
+        sheet, store = self._sheets[0], self._store
+        if len(self._sheets) > 1 or not sheet.ascending or not isinstance(store, Pages):
+            return ()
+        arrival = Arrival.single(sheet.following)
+        sheet.reserve(arrival.counts)
+        sheet.fill(arrival)
+        return ((store, sheet.where),)
 
     def append(self, layer: int, keys: Float[Tensor, "b g s d"], values: Float[Tensor, "b g s e"]) -> View:
         """Store one layer's keys and values of the tokens that `advance` announced; the view includes them."""

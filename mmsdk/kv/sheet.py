@@ -41,6 +41,12 @@ class Arrival:
         rising = ordered or _rising(positions, before)
         return Arrival(positions, next_position(positions, before), counts, index, ordered, rising)
 
+    @staticmethod
+    def single(before: Int[Tensor, " b"]) -> "Arrival":
+        """Of one token of every row, at its next position, which nobody has to ask the device about."""
+        nothing = torch.empty(0, dtype=torch.long, device=before.device)
+        return Arrival(before[:, None], before + 1, (1,) * len(before), nothing, ordered=True, ascending=True)
+
     def real(self, x: Float[Tensor, "b s g d"]) -> Float[Tensor, "n g d"]:
         """What belongs to real tokens, in order."""
         flat = x.flatten(0, 1)

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmsdk.kernels.older import Older
-from mmsdk.kernels.rounding import decode
+from mmsdk.kernels.older import Older, numbers
 
 __all__ = ["Fronts", "KVCache", "LayerView", "PagedView", "View", "taken"]
 
@@ -50,8 +49,11 @@ class Fronts:
     Layers that hold the same tokens share one, so that it is worked out once a pass, and only where an attention asks for it.
     """
 
-    def __init__(self, table: Int[Tensor, "b most"], lengths: tuple[int, ...], page: int) -> None:
-        self._table, self._page = table, page
+    def __init__(
+        self, table: Int[Tensor, "b most"], lengths: tuple[int, ...], page: int, counts: tuple[Int[Tensor, " b"], ...] = ()
+    ) -> None:
+        """`counts` are the lengths where the table is, if they are there already."""
+        self._table, self._page, self._counts = table, page, counts
         self.lengths = lengths
 
     @cached_property
@@ -71,7 +73,7 @@ class Fronts:
     @cached_property
     def counts(self) -> Int[Tensor, " b"]:
         """The lengths, where the table is."""
-        return torch.tensor(self.lengths, device=self._table.device)
+        return self._counts[0] if self._counts else torch.tensor(self.lengths, device=self._table.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class PagedView:
             behind, here = (place >= older.tokens[:, None])[..., None, None], place.clamp_max(older.table.shape[1] * older.page - 1)
             row = torch.arange(len(here), device=here.device)[:, None]
             keys, values = (
-                new.where(behind, decode(codes.at(older.table), older.bits, new.shape[3], new.dtype).flatten(1, 2)[row, here])
+                new.where(behind, numbers(codes.at(older.table), older.bits, new.shape[3], new.dtype).flatten(1, 2)[row, here])
                 for new, codes in ((keys, older.keys), (values, older.values))
             )
         return LayerView(keys.transpose(1, 2), values.transpose(1, 2), self.positions, self.valid, self.lengths, self.ordered)
