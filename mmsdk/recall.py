@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmsdk.compress import Compression
+from mmsdk.decoder.quantised import precision
 from mmsdk.encoded import Encoded
 from mmsdk.kv.memory import DenseMemory, Memory, memory_of
 from mmsdk.kv.prefix import Look, Run, Words, chain, digest
@@ -161,7 +162,7 @@ def keys_of(
     `contents` and `entering` are of each visual input of a row: what it is, and the tokens of it that go into the decoder. `worn` tells a
     row's adapters from any others.
     """
-    model = digest(recall.tenant.encode(), vlm.name.encode(), str(vlm.decoder.dtype).encode())
+    model = digest(recall.tenant.encode(), vlm.name.encode(), precision(vlm.decoder).encode())
     rows = []
     for index, tokens in entering.items():
         plan, prompt, root = plans[index], prompts[index], digest(model, worn(index))

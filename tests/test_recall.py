@@ -1,5 +1,6 @@
 """What a pipeline recalls: the same answers as one that forgets, nothing computed twice, and nothing taken for another."""
 
+import copy
 import dataclasses
 import gc
 import io
@@ -15,6 +16,7 @@ import torch
 
 from mmsdk.answer import Answer
 from mmsdk.compress import compression
+from mmsdk.decoder.quantised import quantise
 from mmsdk.errors import InputError, PluginError
 from mmsdk.kv.memory import PagedMemory
 from mmsdk.models.mini.family import Mini
@@ -142,6 +144,14 @@ def test_cs_05_a_method_that_asks_shares_no_picture_between_questions(small: Min
     assert pipe.compression.asks
     assert recalled(pipe, picture(0), QUESTIONS[0]) == recalled(pipe, picture(0), QUESTIONS[1]) == 0
     assert recalled(pipe, picture(0), QUESTIONS[1]) > 0
+
+
+def test_cs_05_the_same_model_in_fewer_bits_shares_no_block(small: Mini) -> None:
+    ours, fewer = paged(small), copy.deepcopy(small.decoder)
+    quantise(fewer, "int4")
+    theirs = dataclasses.replace(ours, vlm=dataclasses.replace(small, decoder=fewer))
+    assert recalled(ours, picture(0), QUESTIONS[1]) == recalled(theirs, picture(0), QUESTIONS[1]) == 0
+    assert recalled(ours, picture(0), QUESTIONS[1]) > 0 and recalled(theirs, picture(0), QUESTIONS[1]) > 0
 
 
 def test_another_picture_never_hits(small: Mini) -> None:
