@@ -1,7 +1,7 @@
 // Products of a matrix with many rows of x, by tiles of AMX or by vectors, summed in float32.
 //
-// Weights stay as they are for decoding. Some of their rows at a time are laid across (int8 and int4 become bfloat16 on the way) into a
-// panel near the core, which all rows of x then meet. Letters: m rows of x, n rows of a matrix, k columns.
+// Weights stay as they are for decoding. Some of their rows at a time are laid across into a panel near the core, which all rows of x then
+// meet: int8 and int4 by tiles as bfloat16, which they become on the way, and by vectors as bytes (bytes.h). Letters: m rows of x, n rows of a matrix, k columns.
 
 #pragma once
 

@@ -116,10 +116,13 @@ extern "C" {
 // out[m, n] = x[m, k] a^T + bias.
 void product_many(const Matrix *a, const bf16 *x, bf16 *out, long m) {
     const long n = a->rows;
+    for (long begin = 0; begin < m; begin += MOST) {
+        bf16 *to = out + begin * n;
 #pragma omp parallel
-    {
-        Tiles tiles(16);
-        multiply(*a, x, m, tiles_of(n), in_order, {nullptr, out, n}, rounded(out, n));
+        {
+            Tiles tiles(16);
+            multiply(*a, x + begin * a->columns, std::min(MOST, m - begin), tiles_of(n), in_order, {nullptr, to, n}, rounded(to, n));
+        }
     }
 }
 

@@ -76,7 +76,8 @@ class Int4Linear(nn.Module):
     """A linear layer on an `Int4` of groups of 32, 64, 128 or 256.
 
     A few rows (a decode step) go to a kernel that reads four bits a weight and sums in float32. It takes bfloat16, so that is what it is
-    given, whatever x is. Many rows (a prompt) are multiplied by the weights written out in the dtype of x.
+    given, whatever x is. Many rows (a prompt) are multiplied by the weights written out in the dtype of x,
+    but in layers that go by `mmsdk.kernels.cpu` as a whole.
     The codes lie as the kernel wants them, which is why they are no part of the state: what is saved is an `Int4`.
     """
 

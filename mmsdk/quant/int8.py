@@ -68,7 +68,7 @@ class Int8Linear(nn.Module):
     A few rows (a decode step) go to a kernel that reads a byte a weight and sums in float32: on a processor that of `mmsdk.kernels.cpu`
     where there is one and the rows are very few, else torch's `_weight_int8pack_mm`; where Triton runs those of `mmsdk.quant.launched`. For
     x86 torch has vector code for bfloat16 alone, so that is what all are given, whatever x is. Many rows (a prompt) are multiplied by the
-    weights written out in the dtype of x.
+    weights written out in the dtype of x, but in layers that go by `mmsdk.kernels.cpu` as a whole.
     """
 
     codes: Tensor
