@@ -37,6 +37,8 @@ __all__ = ["METHODS", "PROPORTIONAL", "Compression", "CompressionSpec", "Enterin
 
 METHODS = "mmsdk.tokencomp.methods"
 PROPORTIONAL = "proportional"
+# What stands before an amount where a count is the most that stays ("uniform:most@64").
+MOST = "most@"
 
 Method = Shortener | Pruner | Compressor | Thinner
 M_co = TypeVar("M_co", bound=Method, covariant=True)
@@ -47,7 +49,7 @@ class Step(Generic[M_co]):
     """A method and how much it may keep of each visual input: a count (int), a fraction (float), or what a target has time for.
 
     "adaptive", which a `Pruner` alone can be, is as many as it finds right for each input. Where `most`, a count is what stays at most: of
-    an input that has fewer tokens all of them, and no error.
+    an input that has fewer tokens all of them, and no error; it is written "uniform:most@64".
     """
 
     method: M_co
@@ -227,11 +229,12 @@ def _step(part: object) -> Step[Method]:
     method = plugins.build(METHODS, asked)
     if not isinstance(method, Shortener | Pruner | Compressor | Thinner):
         raise PluginError(f"{asked.name!r} in {METHODS} is no compressor: it fulfils none of the protocols of the stages")
-    if isinstance(method, Pruner) and asked.amount in ("", "adaptive"):
-        return Step(method, "adaptive")
-    if not asked.amount and not isinstance(method, Identity):
+    text, most = asked.amount.removeprefix(MOST), asked.amount.startswith(MOST)
+    if isinstance(method, Pruner) and text in ("", "adaptive"):
+        return Step(method, "adaptive", most)
+    if not text and not isinstance(method, Identity):
         raise BudgetError(f'{part!r} does not say how much to keep: write "{asked.name}:64" for a count or "{asked.name}:0.25" for a share')
-    return Step(method, _amount(asked.amount or "1.0", part))
+    return Step(method, _amount(text or "1.0", part), most)
 
 
 def _amount(text: str, part: str) -> int | float | Target:
@@ -249,10 +252,11 @@ def _amount(text: str, part: str) -> int | float | Target:
 def _written(step: Step[Method]) -> str:
     """A step as it is written, of a method that is no dataclass by its name alone."""
     method, amount = step.method, step.amount
-    if isinstance(method, Identity) and amount == 1.0:
+    if isinstance(method, Identity) and amount == 1.0 and not step.most:
         return named(method)
-    how = f"{AUTO}@prefill<{amount.ms:g}ms" if isinstance(amount, Target) else str(amount)
-    return f"{named(method)}:{','.join([how, *_knobs(method)])}"
+    # every digit of a time, without the point of a whole number
+    how = f"{AUTO}@prefill<{str(float(amount.ms)).removesuffix('.0')}ms" if isinstance(amount, Target) else str(amount)
+    return f"{named(method)}:{','.join([MOST * step.most + how, *_knobs(method)])}"
 
 
 def _knobs(method: object) -> list[str]:

@@ -32,6 +32,9 @@ def test_names_amounts_and_knobs() -> None:
         "uniform:8",
         "random:0.25,seed=3",
         "simplecluster:auto@prefill<80ms",
+        "simplecluster:auto@prefill<80.1234567ms",
+        ["uniform:most@64", "fastv:most@8"],
+        "identity:most@1.0",
         ["tome:0.5", "fastv:9"],
         ["uniform:8", "proportional"],
         "dora",
@@ -40,6 +43,7 @@ def test_names_amounts_and_knobs() -> None:
 def test_a_compression_is_written_as_it_is_read(written: str | list[str]) -> None:
     spec = compression(written).spec
     assert compression(spec) == compression(written)
+    assert compression(written).at_most() == compression(compression(written).at_most().spec)
     assert spec == ("dora:adaptive" if written == "dora" else written)
 
 
