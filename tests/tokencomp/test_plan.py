@@ -3,6 +3,9 @@
 import math
 from fractions import Fraction
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -152,3 +155,13 @@ def test_fractions_are_the_decimals_that_were_written(n: int) -> None:
     """0.29 of 50 is 14.5, and 0.35 of 90 is 31.5: float products stop short of both."""
     for percent in range(1, 101):
         assert Budget.of(percent / 100, n).count == max(1, (percent * n + 50) // 100), percent
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_a_count_of_numpy_is_a_count(kind: type[np.integer[Any]]) -> None:
+    """Also in one, which as a share would be all."""
+    for count in (1, 2, 100):
+        assert Budget.of(kind(count), 100) == Budget(count)
+    for wrong in (kind(0), kind(101), np.bool_(True)):
+        with pytest.raises(BudgetError):
+            Budget.of(wrong, 100)
