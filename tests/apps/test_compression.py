@@ -210,7 +210,7 @@ def test_aims_are_met_or_not_by_the_rows_alone() -> None:
     rows = [
         clip("identity", 1.0, 0.8, prefill_ms=102.0), clip("simplecluster", 0.1, 0.79), clip("simplecluster", 0.01, 0.7),
         clip("random", 0.01, 0.7), clip("fastv", 0.01, 0.72, stage="decoder"),
-            clip("deft", 0.1, 0.72), clip("deft", 0.2, 0.76, choose_ms=9.0), clip("simplecluster + deft", 0.01, 0.8),
+        clip("deft", 0.1, 0.72), clip("deft", 0.2, 0.76, choose_ms=9.0), clip("simplecluster + deft", 0.01, 0.8),
         clip("braco-trained", 0.01, 0.8), clip("identity", 1.0, 0.8, media="image"),
         clip("dora-adaptive", 0.6, 0.79, media="image", encoder_flops=0.62, stage="encoder"),
         clip("identity", 1.0, None, media="image, in turn", encode_ms=100.0, speedup=1.0),
