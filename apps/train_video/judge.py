@@ -38,7 +38,7 @@ class Reading:
 
 
 class Judge(nn.Module):
-    """Convolutions within frames, then over their features from frame to frame."""
+    """Convolutions within frames, then over their features from frame to frame; looks are looked for everywhere alike."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -46,16 +46,19 @@ class Judge(nn.Module):
         layers: list[nn.Module] = []
         for number, (one, other) in enumerate(pairwise(sizes)):
             layers += [nn.Conv2d(one, other, 3 if number else 5, stride=2, padding=1 if number else 2), nn.GELU()]
-        self.frames = nn.Sequential(*layers, nn.Flatten(), nn.Linear(sizes[-1] * (SIDE // 16) ** 2, width))
+        self.near, self.far = nn.Sequential(*layers[:-2]), nn.Sequential(*layers[-2:])
+        self.frames = nn.Sequential(nn.Flatten(), nn.Linear(sizes[-1] * (SIDE // 16) ** 2, width))
+        self.details = nn.Conv2d(sizes[-2], width, 3, padding=1)
         self.motion = nn.Conv1d(width, width, 3, padding=1)
-        self.looks = nn.Linear(width, sum(_HEADS[:2]))
+        self.looks = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, sum(_HEADS[:2])))
         self.events = nn.Linear(width, sum(_HEADS[2:]))
 
     def forward(self, clips: Float[Tensor, "b 3 t h w"]) -> tuple[Float[Tensor, "b t looks"], Float[Tensor, "b t events"]]:
         """Scores of colour and shape, and of direction, relation and box, by frame."""
-        frames = self.frames(clips.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(clips), -1))
+        near = self.near(clips.transpose(1, 2).flatten(0, 1))
+        frames, details = (x.unflatten(0, (len(clips), -1)) for x in (self.frames(self.far(near)), self.details(near).amax((2, 3))))
         moving = F.gelu(self.motion(F.gelu(frames).transpose(1, 2)).transpose(1, 2))
-        return self.looks(F.gelu(frames)), self.events(moving)
+        return self.looks(F.gelu(torch.cat((frames, details), -1))), self.events(moving)
 
     @torch.no_grad()
     def read(self, clips: Float[Tensor, "b 3 t h w"]) -> Reading:
@@ -66,7 +69,7 @@ class Judge(nn.Module):
         return Reading(torch.stack(told, 1), (frames == torch.stack(told[:2], 1)[:, None]).all(-1))
 
 
-def teach(path: Path, steps: int = 900, rows: int = 16, rate: float = 1.5e-3) -> float:
+def teach(path: Path, steps: int = 2000, rows: int = 16, rate: float = 1.5e-3) -> float:
     """Teach a judge, write it, and give the share of held-out drawn clips of which it reads everything right."""
     torch.manual_seed(_SEED)
     judge = Judge()
