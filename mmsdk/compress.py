@@ -21,10 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk import plugins
-from mmsdk.errors import BudgetError, PluginError
+from mmsdk.errors import BudgetError, InputError, PluginError
 from mmsdk.target import AUTO, Target
 from mmsdk.tokencomp.audit import compose
 from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.methods.braco import Braco
 from mmsdk.tokencomp.methods.identity import Identity
 from mmsdk.tokencomp.plan import reading_key, untouched
 from mmsdk.tokencomp.types import Compressed, Compressor, Side, Thinner
@@ -91,7 +92,7 @@ class Compression:
     `proportional` lets visual tokens count in the language model's attention as those that there were: where m of n go in, each as n / m.
 
     Raises PluginError for steps out of the order of their stages, and for two inside the encoder or inside the decoder, BudgetError for
-    two whose amount is a target, or one after an adaptive one.
+    two whose amount is a target, or one after an adaptive one, InputError for a target of a coder that does not take any count.
     """
 
     steps: tuple[Step[Method], ...] = ()
@@ -110,6 +111,11 @@ class Compression:
             raise BudgetError(f"only one step can be fitted to a time, not {len(self.aimed)} of {asked}")
         if self.aimed and any(step.amount == "adaptive" for step in self.steps):
             raise BudgetError(f"a step is fitted to a time by counts known beforehand; give each of {asked} an amount, such as 0.5")
+        if not all(_any_count(self.steps[place].method) for place in self.aimed):
+            raise InputError(
+                "a coder, basis=pca or span=frame does not take any count, so that no time can be fitted; give a count, or leave it out",
+                item=named(self.steps[self.aimed[0]].method),
+            )
         if self.proportional and any(step.method.positions == "compact" for step in self.inside_decoder):
             raise PluginError(f"{PROPORTIONAL} needs tokens that keep their positions; write positions=keep behind the amount in {asked}")
 
@@ -204,6 +210,10 @@ def compression(spec: CompressionSpec) -> Compression:
     parts = list(spec) if isinstance(spec, list | tuple) else [spec]
     steps = tuple(_step(part) for part in parts if part != PROPORTIONAL)
     return Compression(steps, proportional=len(steps) < len(parts))
+
+
+def _any_count(method: Method) -> bool:
+    return not isinstance(method, Braco) or (method.coder == "none" and method.span == "clip" and method.basis != "pca")
 
 
 def named(method: Method) -> str:

@@ -4,6 +4,7 @@ Each row is fitted by itself, before anything is encoded: counts of tokens are k
 or a share like any other, and is met as exactly.
 """
 
+import bisect
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from mmsdk.prompt import Prompt
 from mmsdk.target import Target
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.types import Thinner
+from mmsdk.vision.prune import Pruner
+from mmsdk.vision.shorten import PruningEncoder, Shortener, ShorteningEncoder
 from mmsdk.vision.types import Media, Video, VisualTokens
 
 __all__ = ["Fit", "before", "behind", "by_plan", "inside_encoder", "lengths"]
@@ -50,18 +53,16 @@ class Fit:
 
     def _row(self, index: int, prompt: Prompt) -> Compression | MmsdkError:
         try:
-            full = [_count(self.vlm, item) for item in prompt.media]
-            return self._fitted(full, self.vlm.layout(prompt).fixed)
+            return self._fitted(prompt.media, self.vlm.layout(prompt).fixed)
         except InputError as error:
             return error.at(index)
 
-    def _fitted(self, full: Sequence[int], words: int) -> Compression:
+    def _fitted(self, media: Sequence[Media | Encoded], words: int) -> Compression:
+        full = [_count(self.vlm, item) for item in media]
         (place,), steps = self.compression.aimed, self.compression.steps
         target = steps[place].amount
         assert isinstance(target, Target), "the aimed step is the one with a target"
         given = _through(steps[:place], full)
-        # what later steps want at least, the target has to leave them
-        least = max([1, *(step.amount for step in steps[place + 1 :] if isinstance(step.amount, int))])
 
         def plan(count: int) -> Compression:
             return _with(self.compression, place, _amount(count, given))
@@ -69,10 +70,20 @@ class Fit:
         def ms(count: int) -> float:
             return self._ms(plan(count), full, words)
 
+        def possible(count: int) -> bool:
+            # later steps want what they ask for, of the smallest input too, and a method inside the encoder something of each frame
+            try:
+                lengths(plan(count), full, words, self.vlm.decoder.config.layers)
+                _shortened(self.vlm, plan(count), media)
+            except BudgetError:
+                return False
+            return True
+
         if not full:
             return plan(1)
         most = max(given)
-        least = min(least, most)
+        # what fits with few tokens fits with more
+        least = next(iter(_from(possible, most)), most)
         if ms(least) > target.ms:
             raise BudgetError(self._told(target, words, ms(least), len(full)))
         while least < most:
@@ -148,6 +159,27 @@ def _through(steps: Sequence[Step[Method]], full: Sequence[int]) -> list[int]:
     for step in steps:
         counts = [step.budget(count).count for count in counts]
     return counts
+
+
+def _from(holds: Callable[[int], bool], most: int) -> range:
+    """The counts up to `most` from the least that holds, of what holds for all larger ones too; none where it does not for `most`."""
+    return range(bisect.bisect_left(range(1, most + 1), True, key=holds) + 1, most + 1)
+
+
+def _shortened(vlm: VLM, plan: Compression, media: Sequence[Media | Encoded]) -> None:
+    """Raises BudgetError where the method inside the encoder cannot come to a plan's count."""
+    encoder = vlm.encoder
+    for step in plan.inside_encoder:
+        for item in media:
+            if isinstance(item, Encoded):
+                continue
+            count, frames = step.budget(_count(vlm, item)).count, len(item.frames) if isinstance(item, Video) else 1
+            if count == _count(vlm, item):
+                continue
+            if isinstance(step.method, Shortener) and isinstance(encoder, ShorteningEncoder):
+                encoder.plan(item.size, frames, step.method, count)
+            elif isinstance(step.method, Pruner) and isinstance(encoder, PruningEncoder):
+                encoder.prunings(item.size, frames, step.method, count, True)
 
 
 def _with(compression: Compression, place: int, amount: int | float) -> Compression:

@@ -11,7 +11,7 @@ from mmsdk.answer import Answer
 from mmsdk.compress import compression
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
-from mmsdk.errors import BudgetError
+from mmsdk.errors import BudgetError, InputError
 from mmsdk.fitting import lengths
 from mmsdk.latency import latency_file, latency_of
 from mmsdk.models.mini.family import Mini
@@ -136,3 +136,29 @@ def test_lengths_foretold_are_those_of_the_cache(pipe: Pipeline, spec: list[str]
     assert context is not None
     held = [int(context.cache.view(layer).lengths[0]) for layer in range(6)]
     assert lengths(compression(spec), [16, 12], words(pipe, "Which?"), 6) == held
+
+
+def test_the_smallest_input_has_what_a_later_step_wants(pipe: Pipeline) -> None:
+    """Of 16 tokens and 12 a later step wants 6 each: 8 of the larger one at least, since the smaller keeps the same share."""
+    media, least = [picture(0), picture(1, 28, 84)], words(pipe, "Which?")
+    for room in (30, 100):
+        answer = pipe(media, "Which?", max_tokens=2, compress=[f"uniform:auto@prefill<{least + room}ms", "fastv:6"])
+        assert answer.tokens.kept == 12
+    with pytest.raises(BudgetError, match="cannot be met"):
+        pipe(media, "Which?", compress=[f"uniform:auto@prefill<{least + 3}ms", "fastv:6"])
+
+
+@pytest.mark.parametrize("method", ["tome", "uniform"])
+def test_what_a_method_cannot_keep_is_not_chosen(pipe: Pipeline, method: str) -> None:
+    """Inside the encoder each of 4 frames keeps a token, so that room for 2 is too little, and is told as such."""
+    least, frames = words(pipe, "What?"), clip(1)
+    assert pipe(frames, "What?", max_tokens=2, compress=f"{method}:auto@prefill<{least + 9}ms").tokens.kept in (8, 9)
+    if method == "tome":
+        with pytest.raises(BudgetError, match=rf"prefill<{least + 2}ms cannot be met"):
+            pipe(frames, "What?", compress=f"tome:auto@prefill<{least + 2}ms")
+
+
+@pytest.mark.parametrize("knobs", ["coder=mini", "span=frame", "basis=pca"])
+def test_a_coder_that_does_not_take_any_count_is_fitted_to_no_time(knobs: str) -> None:
+    with pytest.raises(InputError, match="does not take any count"):
+        compression(f"braco:auto@prefill<80ms,{knobs}")
