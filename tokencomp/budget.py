@@ -26,7 +26,8 @@ class Budget:
 
     @staticmethod
     def of(amount: SupportsFloat, n: int) -> "Budget":
-        """Resolve `amount` against n tokens: a whole number, numpy's too, is a count in [1, n], a float in (0, 1] a fraction (rounded half up, at least 1).
+        """Resolve `amount` against n tokens: a whole number, numpy's too, is a count in [1, n], a float in (0, 1] a fraction
+        (rounded half up, at least 1).
 
         Raises BudgetError for zero, negative, NaN, a fraction above 1 or a count above n.
         """

@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-
 from typing import Any
 
 import numpy as np
