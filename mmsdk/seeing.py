@@ -175,11 +175,41 @@ def _encode_inside(
     vlm: VLM, prompts: Mapping[int, Prompt], inside: _Inside[Plan], step: Step[Shortener | Pruner]
 ) -> dict[int, list[Seen] | MmsdkError]:
     plans, unfit = parted({index: _plans(vlm.encoder, index, prompt.media, inside, step) for index, prompt in prompts.items()})
-    todo = [one for row in plans.values() for one in row]
-    whole = iter(vlm.encoder([item for item, plan in todo if not plan]))
-    short = iter(inside.run([item for item, plan in todo if plan], [plan for _, plan in todo if plan]))
+    return {**_inside(vlm, plans, inside, step), **unfit}
+
+
+def _inside(
+    vlm: VLM, rows: Mapping[int, list[tuple[Media, list[Plan]]]], inside: _Inside[Plan], step: Step[Shortener | Pruner]
+) -> dict[int, list[Seen] | MmsdkError]:
+    """What the encoder makes of each row's media by these plans, in one pass; one by one where that fails, to tell which it is."""
+    todo = [one for row in rows.values() for one in row]
+    try:
+        whole = iter(vlm.encoder([item for item, plan in todo if not plan]))
+        short = iter(inside.run([item for item, plan in todo if plan], [plan for _, plan in todo if plan]))
+    except InputError:
+        return {index: _inside_alone(vlm, index, row, inside, step) for index, row in rows.items()}
     results = (_shortened(item, next(short), vlm.encoder, named(step.method)) if plan else _seen(item, next(whole)) for item, plan in todo)
-    return {**{index: [next(results) for _ in row] for index, row in plans.items()}, **unfit}
+    return {index: [next(results) for _ in row] for index, row in rows.items()}
+
+
+def _inside_alone(
+    vlm: VLM,
+    index: int,
+    row: Sequence[tuple[Media, list[Plan]]],
+    inside: _Inside[Plan],
+    step: Step[Shortener | Pruner],
+) -> list[Seen] | MmsdkError:
+    seen = list[Seen]()
+    for place, (item, plan) in enumerate(row):
+        try:
+            if plan:
+                (short,) = inside.run([item], [plan])
+                seen.append(_shortened(item, short, vlm.encoder, named(step.method)))
+            else:
+                seen.append(_seen(item, *vlm.encoder([item])))
+        except InputError as error:
+            return _of(InputError(error.message), [media.source for media, _ in row], place).at(index)
+    return seen
 
 
 def _shortened(item: Media, result: Shortened, encoder: VisionEncoder, method: str) -> Seen:

@@ -12,7 +12,7 @@ import torch
 from mmsdk.answer import Answer
 from mmsdk.compress import Step, compression
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
-from mmsdk.errors import BudgetError, ModelError, PluginError
+from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
 from mmsdk.kv.dense import DenseCache
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
@@ -289,3 +289,22 @@ def test_an_encoder_that_cannot_be_shortened_is_named(pipe: Pipeline) -> None:
     assert closed(picture(0), "What?", max_tokens=3, compress="uniform:4") == pipe(picture(0), "What?", max_tokens=3, compress="uniform:4")
     with pytest.raises(ModelError, match="tome works inside the encoder"):
         closed(picture(0), "What?", compress="tome:0.5")
+
+
+@pytest.mark.parametrize("spec", ["tome:0.5", "uniform:0.5"])
+def test_a_picture_that_the_encoder_cannot_take_is_its_own_row_alone(small: Mini, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found when it is resized, in the midst of a batch."""
+    resized = Preprocess.__call__
+
+    def refusing(self: Preprocess, frames: torch.Tensor) -> torch.Tensor:
+        if (frames == 77).all():
+            raise InputError("too long for its width")
+        return resized(self, frames)
+
+    monkeypatch.setattr(Preprocess, "__call__", refusing)
+    wrong = Image(torch.full((3, 56, 56), 77, dtype=torch.uint8), "wrong.png")
+    pipe = Pipeline(small, compression(spec))
+    rows = [(picture(0), "What is it?"), ([picture(1), wrong], "Which?"), (picture(2), "And?")]
+    answers = pipe(rows, max_tokens=3)
+    assert isinstance(answers[1], InputError) and answers[1].item == "wrong.png"
+    assert [answers[0].ids, answers[2].ids] == [pipe(*rows[place], max_tokens=3).ids for place in (0, 2)]

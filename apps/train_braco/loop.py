@@ -27,7 +27,8 @@ Layer = Callable[..., Tensor]
 class Recipe:
     """The knobs; the same values and seed give the same batches. Every third step is of clips, where there are any.
 
-    After `lessons` steps the same batches come again: what the model says that reads everything is then known, and that is more than a third of a step.
+    After `lessons` steps the same batches come again: what the model says that reads everything is then known, and that is more than a
+    third of a step.
     """
 
     steps: int = 1200

@@ -17,6 +17,7 @@ from mmsdk.decoder.native import NativeRun, Pass
 from mmsdk.decoder.prefill import Laid, prefill_into
 from mmsdk.decoder.steps import next_hidden
 from mmsdk.decoder.transformer import Decoder
+from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.types import KVCache
 
 __all__ = ["Reads", "Says", "beside"]
@@ -82,5 +83,5 @@ def beside(decoder: Decoder, parts: Sequence[Reads | Says]) -> list[Float[Tensor
 
 
 def _fits(decoder: Decoder, part: Reads | Says) -> bool:
-    """Whether all layers hold the same tokens, which are nothing special."""
-    return part.plain and len(decoder.runs(part.cache)) == 1
+    """Whether all layers hold the same tokens, which are nothing special: a policy wants to be told what kind each of them is."""
+    return part.plain and not isinstance(part.cache, PolicyCache) and len(decoder.runs(part.cache)) == 1

@@ -180,6 +180,9 @@ class Engine:
             self._pool.release(one.cache)
         self._reading.clear()
         self._drop(self._speaking)
+        # who was about to join them when something went wrong has blocks there, too
+        self._pool.release(self._cache)
+        self._cache = self._pool.empty()
         self._intake.clear()
         self._pool.clear()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mmsdk.answer import Tokens
 from mmsdk.answering import guided
-from mmsdk.errors import InputError, MmsdkError
+from mmsdk.errors import InputError, MmsdkError, ModelError
 from mmsdk.generate.constrain import FREE
 from mmsdk.kv.memory import DenseMemory, PagedMemory
 from mmsdk.pipeline import Pipeline
@@ -63,8 +63,12 @@ class Intake:
         try:
             own, worn = adapters.worn(first.adapter, 1), adapters.worn(first.adapter, len(sound))
             laid = lay_out(vlm, self._pipe.compression, [job.question for job in sound], room, clock, recall=recall, worn=worn)
-        except MmsdkError as error:
-            self._wrong |= dict.fromkeys(numbers, error)
+        except (MmsdkError, RuntimeError, ValueError, OSError, MemoryError) as error:
+            # of several it may be one alone that it is in
+            for job in sound if len(sound) > 1 else ():
+                self.look_at([job])
+            if len(sound) == 1:
+                self._wrong[numbers[0]] = error if isinstance(error, MmsdkError) else ModelError(f"its prompt could not be made: {error!r}")
             return
         looked, starved = parted(legible(laid, list(laid.rows.values())))
         for place, wrong in (laid.errors | starved).items():

@@ -17,8 +17,10 @@ from mmsdk.decoder.sight import Local
 from mmsdk.decoder.spans import Span
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.kernels.cpu import prompt
+from mmsdk.kv.memory import Shape, memory_of
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import Pages
+from mmsdk.kv.policy_cache import PolicyCache
 from mmsdk.kv.rounded import RoundedPages
 from mmsdk.quant.types import Quantize
 
@@ -138,3 +140,20 @@ def test_one_part_is_that_part_alone() -> None:
     for one, other in zip(parts(model, pages(model)), parts(model, pages(model)), strict=True):
         assert torch.equal(beside(model, [one])[0], other.alone(model))
     assert beside(model, []) == []
+
+
+@torch.no_grad()
+def test_a_policy_is_told_what_kind_of_tokens_a_prompt_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in company: a memory of several arenas keeps what was seen apart from what was said."""
+    model, heard = decoder(CONFIG), list[Tensor]()
+    original = PolicyCache.hear
+    monkeypatch.setattr(PolicyCache, "hear", lambda cache, kinds, layers: heard.append(kinds) or original(cache, kinds, layers))
+    shape = Shape(CONFIG.layers, CONFIG.kv_heads, CONFIG.entry, model.dtype, torch.device("cpu"))
+
+    def reads() -> list[Reads]:
+        memory = memory_of("omnitide:32")
+        return [Reads(laid(model, 0, 45), memory.begin(shape, [45] * CONFIG.layers, [()])[0]) for _ in range(2)]
+
+    together = beside(model, reads())
+    assert len(heard) == 2
+    assert all(torch.equal(one, other.alone(model)) for one, other in zip(together, reads(), strict=True))

@@ -277,6 +277,41 @@ def test_a_step_that_is_broken_off_ends_all_requests_and_the_next_are_answered(
     assert texts(engine.drain()) == wanted
 
 
+def test_blocks_of_who_was_about_to_speak_come_back(small: Mini, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken off when its prompt is in the cache of those who speak, and it is not yet among them."""
+
+    class Full(list[Job]):
+        def append(self, job: Job) -> None:
+            raise KeyboardInterrupt
+
+    engine = Engine(Pipeline(small), rows=4, chunk=64)
+    engine.submit([], "What is it?", GenerationConfig(max_tokens=3))
+    engine._speaking = Full()
+    with pytest.raises(KeyboardInterrupt):
+        engine.drain()
+    engine.close()
+    assert engine.held == 0 and not engine.busy
+
+
+def test_what_breaks_the_encoder_for_one_ends_it_alone(small: Mini, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error of ours: that of a product, or of memory that there is not."""
+    original = Encoder.__call__
+
+    def broken(encoder: Encoder, media: Sequence[Media]) -> list[VisualTokens]:
+        if any(one.source == "picture 9" for one in media):
+            raise RuntimeError("out of memory")
+        return original(encoder, media)
+
+    monkeypatch.setattr(Encoder, "__call__", broken)
+    engine = Engine(Pipeline(small), rows=4)
+    config = GenerationConfig(max_tokens=2)
+    numbers = [engine.submit([picture(seed)], "What is it?", config) for seed in (0, 9, 1)]
+    outcomes = engine.drain()
+    first, wrong, last = (outcomes[number] for number in numbers)
+    assert isinstance(wrong.finish, ModelError) and "out of memory" in str(wrong.finish)
+    assert first.ids and last.ids and engine.held == 0
+
+
 def test_tenants_take_turns_and_share_nothing(small: Mini) -> None:
     """One tenant's ten requests do not keep another's one waiting until they are done."""
     engine, words = Engine(Pipeline(small), rows=1, chunk=16), "What can be seen in this picture, if anything at all?"
