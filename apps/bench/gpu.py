@@ -30,7 +30,7 @@ from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import Pages
 from mmsdk.quant.launched import product_int4, product_int8
 
-__all__ = ["Gpu", "Sizes", "measured"]
+__all__ = ["Gpu"]
 
 _ROUNDS, _WARM = 20, 3
 # What is measured has to agree with its reference first.
