@@ -402,6 +402,37 @@ def true_indexer(query: Tensor, weights: Tensor, keys: Tensor, seen: Tensor, mos
     return (out,)
 
 
+def true_restore(
+    kept: Tensor, shares: Tensor, values: Tensor, metric: Tensor, always: Tensor, count: int, rounds: int, rho: float
+) -> Result:
+    """Row by row: what every single swap does to the drift, computed anew from the whole set that is then dropped."""
+    best = kept.clone()
+    for b, head, row in itertools.product(*map(range, kept.shape[:3])):
+        p, v, g = shares[b, head, row].double(), values[b, head].double(), metric[head].double()
+
+        def drift(out: set[int], p: Tensor = p, v: Tensor = v, g: Tensor = g) -> float:
+            lost = torch.stack([p[j] * (v[j] - p @ v) for j in sorted(out)] or [torch.zeros(v.shape[1], dtype=torch.float64)]).sum(0)
+            left = max(1 - float(sum(p[j] for j in out)), 1e-4)
+            return float(lost @ g @ lost) / left**2
+
+        out = {j for j in range(len(p)) if not kept[b, head, row, j]}
+        seen = [(drift(out), sorted(out))]
+        free = {j for j in range(len(p)) if not always[j]}
+        for turn in range(rounds):
+            inside = sorted(free - out)
+            moves = min(max(int(rho * count) >> (turn + 1), 1), min(count, len(p)) - int(always.sum()), len(p) - count)
+            if moves <= 0:
+                break
+            back = sorted(sorted(out), key=lambda j, out=out: drift(out - {j}))[:moves]  # type: ignore[misc]
+            gone = sorted(inside, key=lambda j, out=out: drift(out | {j}))[:moves]  # type: ignore[misc]
+            out = (out - set(back)) | set(gone)
+            seen.append((drift(out), sorted(out)))
+        _, dropped = min(seen, key=lambda one: one[0])
+        best[b, head, row] = True
+        best[b, head, row, dropped] = False
+    return (best,)
+
+
 TRUTHS: dict[str, Callable[..., Result]] = {
     "assign_and_merge": true_assign_and_merge,
     "block_gather": true_block_gather,
@@ -418,6 +449,7 @@ TRUTHS: dict[str, Callable[..., Result]] = {
     "mla_decode": true_mla_decode,
     "pair_similarity": true_pair_similarity,
     "paged_decode": true_paged_decode,
+    "restore": true_restore,
     "rms_norm": true_rms_norm,
     "rope": true_rope,
     "sample": true_sample,
