@@ -318,7 +318,9 @@ def test_a_clip_can_be_cancelled_before_and_amid_its_steps(
     slide(page, "film-steps", 2)
     page.locator("#film-make").click()
     says(page.locator("#film-status"), "made in")
-    assert steps[-2:] == [1, 2] and steps[:-2] == list(range(1, len(steps) - 1)) and len(steps) < 40
+    taken = steps[:-2]
+    # those of a coarse stage are spread over the steps that it stands for
+    assert steps[-2:] == [1, 2] and taken == (sorted(set(taken)) if two_stage else list(range(1, len(taken) + 1))) and len(steps) < 40
 
 
 def test_a_program_that_ends_waits_for_one_step(films: Films, steps: list[int]) -> None:
