@@ -1,8 +1,8 @@
 """Train mini: `python -m mmsdk.apps.train_mini`. Resumable, seeded, offline once the bundles are there; Ctrl-C loses at most a step.
 
-Draws the data and encodes it into shards, grounds the projector, fine-tunes by low-rank adapters, writes the adapter file and prints
-the accuracy on held-out data. Every stage leaves its result in the folder and is skipped when it is there.
-Exit codes are those of `mmsdk`: 130 where Ctrl-C ended it, 2 for what the user can mend, 1 for weights that cannot be had.
+Draws the data and encodes it into shards, grounds the projector, fine-tunes by low-rank adapters, first on many visual tokens, then on
+few, writes the adapter file and prints the accuracy on held-out data. Every stage leaves its result in the folder and is skipped when it
+is there. Exit codes are those of `mmsdk`: 130 where Ctrl-C ended it, 2 for what the user can mend, 1 for weights that cannot be had.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mmsdk.apps.interrupts import INTERRUPTED
 from mmsdk.apps.kept import write
+from mmsdk.apps.train_mini import few, loop
 from mmsdk.apps.train_mini import finetune as tuning
 from mmsdk.apps.train_mini import ground as grounding
-from mmsdk.apps.train_mini import loop
 from mmsdk.apps.train_mini.clips import Clip
 from mmsdk.apps.train_mini.features import Renders, Shard, build, draw
 from mmsdk.apps.train_mini.needs import check_compiling, check_rendering
@@ -28,6 +28,7 @@ from mmsdk.apps.train_mini.renders import render
 from mmsdk.apps.train_mini.scenes import Artist, Scene
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import InputError, MmsdkError, WeightsError
+from mmsdk.models.mini.adapter import Adapter, read_adapter
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.models.mini.words import ADAPTER
 from mmsdk.models.types import Codec
@@ -35,7 +36,7 @@ from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
 from mmsdk.vision.preprocess import Preprocess
 from mmsdk.vision.weights import vit_from_onnx
-from mmsdk.weights import pull
+from mmsdk.weights import bundle, pull
 from mmsdk.weights.gguf import read_gguf
 
 __all__ = ["MIDDLE", "main"]
@@ -59,6 +60,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ground-steps", type=int, default=2000, help="steps of stage 0")
     parser.add_argument("--steps", type=int, default=recipe.steps, help="steps of stage 1")
     parser.add_argument("--full-steps", type=int, default=recipe.full_steps, help="last steps of these, with every visual token")
+    parser.add_argument(
+        "--few-steps", type=int, default=few.FewRecipe().steps, help="steps of stage 2, mostly with few visual tokens (0: none)"
+    )
+    parser.add_argument(
+        "--start", metavar="ADAPTER", help='an adapter that stage 2 goes on from in place of stages 0 and 1: a file, or "mini"'
+    )
     parser.add_argument("--rows", type=int, default=recipe.rows, help="pictures or clips in a step")
     parser.add_argument("--seed", type=int, default=recipe.seed)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -156,15 +163,24 @@ def _report(decoder: Decoder, projector: Projector, adapters: tuning.Adapters, h
                 print(json.dumps({"family": family, "mode": name, **{k: [n, round(v, 3)] for k, (n, v) in found.items()}}))
 
 
-def _train(args: argparse.Namespace, decoder: Decoder, tokenizer: Codec, shards: Sequence[Shard], held: Sequence[Shard]) -> int:
+def _train(
+    args: argparse.Namespace, decoder: Decoder, tokenizer: Codec, shards: Sequence[Shard], held: Sequence[Shard],
+    started: Adapter | None = None,
+) -> int:  # fmt: skip
     """The stages after the shards: ground, fine-tune, and, where that came to its end, write the adapter and report; the exit code."""
     device = decoder.embedding.weight.device
     projector = Projector(ProjectorConfig(shards[0].features.shape[2], language=decoder.config.width)).to(device)
-    _ground(args, projector, shards, held[0], decoder, tokenizer)
     recipe = tuning.Recipe(steps=args.steps, full_steps=args.full_steps, rows=args.rows, seed=args.seed)
     adapters = tuning.Adapters(decoder, recipe.rank, recipe.scale, recipe.seed)
     layer: Callable[..., Tensor] = tuning.layer_forward if args.no_compile else torch.compile(tuning.layer_forward, dynamic=False)
-    if not loop.finetune(decoder, projector, adapters, shards, tokenizer, recipe, args.folder, layer):
+    if started:
+        projector.load_state_dict({name: tensor.float() for name, tensor in started.projector.items()})
+        adapters.go_on(started.updates)
+    else:
+        _ground(args, projector, shards, held[0], decoder, tokenizer)
+    whole = bool(started) or loop.finetune(decoder, projector, adapters, shards, tokenizer, recipe, args.folder, layer)
+    later = few.FewRecipe(steps=args.few_steps, seed=args.seed)
+    if not (whole and few.read_few(decoder, projector, adapters, shards, tokenizer, recipe, later, args.folder, layer)):
         print(f"\nstopped; what was learnt is kept in {args.folder}, and the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
     export(args.folder / ADAPTER, projector, adapters)
@@ -177,10 +193,12 @@ def _run(args: argparse.Namespace) -> int:
     _check(args, device)
     args.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(args.seed)
+    # read now, before hours of drawing
+    started = read_adapter(bundle("mini").adapter if args.start == "mini" else Path(args.start)) if args.start else None
     config, state, tokenizer = read_gguf(pull("mini")["language"], torch.float32)
     decoder = Decoder.of(config, {k: v.to(device, dtype) for k, v in state.items()}).requires_grad_(False)
     shards, held, held_robot = _shards(args, _encoder(device, dtype))
-    return _train(args, decoder, tokenizer, shards, [held, *([held_robot] if held_robot else [])])
+    return _train(args, decoder, tokenizer, shards, [held, *([held_robot] if held_robot else [])], started)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ The rows are those of `packing`. Their shapes are static, which lets torch.compi
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,8 @@ from mmsdk.apps.train_mini.packing import Batch
 from mmsdk.decoder.linear import Linear
 from mmsdk.decoder.mlp import GatedMLP
 from mmsdk.decoder.transformer import Decoder, Layer, SelfAttention
-from mmsdk.models.mini.projector import Projector
+from mmsdk.errors import InputError
+from mmsdk.models.mini.adapter import Update
 
 __all__ = ["Adapters", "Recipe", "forward", "layer_forward", "loss_of", "through"]
 
@@ -69,6 +70,17 @@ class Adapters(nn.Module):
             key = f"lora.{i // 4}.{self.names[i % 4]}"
             found[f"{key}.a"], found[f"{key}.b"] = a.detach(), b.detach() * self.scale
         return found
+
+    @torch.no_grad()
+    def go_on(self, updates: Mapping[tuple[int, str], Update]) -> None:
+        """Begin at the updates of a file. Raises InputError where they are not of these matrices, or of another rank."""
+        places = [(i // 4, self.names[i % 4]) for i in range(len(self.a))]
+        shapes = {place: (a.shape, b.shape) for place, a, b in zip(places, self.a, self.b, strict=True)}
+        if {place: (update.a.shape, update.b.shape) for place, update in updates.items()} != shapes:
+            raise InputError(f"its updates are not those of {len(places)} matrices by rank {len(self.a[0])}", item="--start")
+        for place, a, b in zip(places, self.a, self.b, strict=True):
+            a.copy_(updates[place].a)
+            b.copy_(updates[place].b.float() / self.scale)
 
     def cast(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """(a, scale * b) of every layer in the compute dtype, differentiable."""
@@ -139,7 +151,7 @@ def layer_forward(
 
 
 def forward(
-    decoder: Decoder, projector: Projector, adapters: Sequence[tuple[Tensor, Tensor]], batch: Batch,
+    decoder: Decoder, projector: Callable[[Tensor, Tensor], Tensor], adapters: Sequence[tuple[Tensor, Tensor]], batch: Batch,
     layer: Callable[..., Tensor] = layer_forward,
 ) -> Tensor:  # fmt: skip
     """The final hidden states [answers, d] at the positions that predict answer tokens; everything on the device of the batch."""

@@ -22,7 +22,7 @@ from mmsdk.models.mini.projector import place_features
 from mmsdk.models.mini.words import BOS, EOS, asked
 from mmsdk.models.types import Codec
 
-__all__ = ["Batch", "pack"]
+__all__ = ["Batch", "pack", "subset"]
 
 _WEIGHTS = {"caption": 0.4, "colour": 1.5, "count": 2.0, "yes/no": 3.0}
 """What a token of an answer counts in the loss: a caption has twenty of them, a yes one."""
@@ -79,7 +79,7 @@ def _enough(sample: Sample, rng: np.random.Generator) -> list[QA]:
     return list(dict.fromkeys(found))
 
 
-def _subset(shard: Shard, i: int, k: int, rng: np.random.Generator) -> Tensor:
+def subset(shard: Shard, i: int, k: int, rng: np.random.Generator) -> Tensor:
     """k of sample i's tokens, ascending; a clip gives the same number from every frame.
 
     Most times tokens on things go first, one of each thing before a second of any, up to a share drawn from `_ON_THINGS`: where chance
@@ -115,10 +115,11 @@ def _in_turn(cells: Sequence[tuple[int, Thing]], rng: np.random.Generator) -> np
 def pack(
     shard: Shard, rows: Sequence[int], length: int, budgets: Sequence[int], tokenizer: Codec, rng: np.random.Generator,
     cache: dict[str, list[int]], blind: float = 0.0, seen: Sequence[int] | None = None, once: bool = False,
-    behind: Sequence[tuple[Shard, int]] = (),
+    behind: Sequence[tuple[Shard, int]] = (), embedded: Sequence[Tensor] = (),
 ) -> Batch:  # fmt: skip
     """Rows of `length` tokens: the visual tokens of each sample (at most its budget) and as many of its questions as fit.
 
+    Where embeddings of each row's tokens are given as `embedded`, these are shown; they stand in `features`, and no places with them.
     `seen` shows the tokens of other samples instead, as a control; `once` asks every question in one wording only.
     `behind` are pictures, one for each row as a shard and a number in it, before whose backgrounds some drawn scenes are put.
     """
@@ -135,12 +136,15 @@ def pack(
     kinds: list[str] = []
     for r, (i, shown, budget) in enumerate(zip(rows, rows if seen is None else seen, budgets, strict=True)):
         sample: Sample = shard.samples[i]
-        subset = _subset(shard, shown, budget, rng)
-        tokens = shard.tokens(shown, subset)
-        k = len(tokens)
-        moved = behind and on_a_photo(sample) and rng.random() < _ELSEWHERE
-        features.append(before(*behind[r], tokens, subset, sample, rng) if moved else tokens.features)
-        places.append(place_features(tokens))
+        if embedded:
+            features.append(embedded[r])
+        else:
+            chosen = subset(shard, shown, budget, rng)
+            tokens = shard.tokens(shown, chosen)
+            moved = behind and on_a_photo(sample) and rng.random() < _ELSEWHERE
+            features.append(before(*behind[r], tokens, chosen, sample, rng) if moved else tokens.features)
+            places.append(place_features(tokens))
+        k = len(features[-1])
         visual.append(torch.arange(1, k + 1) + r * length)
         ids[r, 0] = BOS
         positions[r, : k + 1] = torch.arange(k + 1)
@@ -166,7 +170,7 @@ def pack(
             at += size
     mask = _mask(segment, torch.from_numpy(rng.random(len(rows)) < blind))
     return Batch(
-        ids, positions, mask, torch.cat(visual), torch.cat(features), torch.cat(places),
+        ids, positions, mask, torch.cat(visual), torch.cat(features), torch.cat(places) if places else torch.zeros(0, 0),
         torch.tensor(answers, dtype=torch.long), torch.tensor(labels, dtype=torch.long), torch.tensor(weights),
         torch.tensor(owner, dtype=torch.long), tuple(kinds),
     )  # fmt: skip

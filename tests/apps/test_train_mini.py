@@ -125,7 +125,7 @@ def test_a_part_of_the_picture_shows_every_thing_before_one_of_them_twice() -> N
     sample = Sample(Scene(np.zeros((0, 0, 3), np.uint8), things), None)
     shard = Shard((sample,), torch.zeros(1, 64, VISION).half(), torch.tensor([64]), torch.tensor([[1, 8, 8]]))
     (circle,) = (i for i, thing in cells_of(sample, [1, 8, 8]) if thing.name == "circle")
-    picked = [packing._subset(shard, 0, 24, np.random.default_rng(seed)).tolist() for seed in range(200)]
+    picked = [packing.subset(shard, 0, 24, np.random.default_rng(seed)).tolist() for seed in range(200)]
     assert all(len(set(keep)) == 24 and keep == sorted(keep) for keep in picked)
     # by chance alone the circle would be there in three of eight
     assert sum(circle in keep for keep in picked) > 0.85 * len(picked)

@@ -32,7 +32,7 @@ WIDTH, VISION = 24, 10
 CONFIG = DecoderConfig(
     vocabulary=300, width=WIDTH, layers=2, heads=4, kv_heads=2, head_dim=6, inner=40, context=256, rope_theta=1e4, tied=True
 )
-SHORT = ["--no-compile", "--ground-steps", "4", "--steps", "3", "--full-steps", "1", "--rows", "2", "--evaluate", "2"]
+SHORT = ["--no-compile", "--few-steps", "0", "--ground-steps", "4", "--steps", "3", "--full-steps", "1", "--rows", "2", "--evaluate", "2"]
 
 
 class Letters:
@@ -200,13 +200,27 @@ def test_the_whole_program_makes_an_adapter_that_mini_loads(
     mini_bundle: Bundle, emoji: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = ["--drawn", "3", "0", "0", "--shards", "1", "--backdrops", "0", "--renders", "0"]
-    short = ["--no-compile", "--ground-steps", "4", "--steps", "1", "--full-steps", "0", "--rows", "1", "--evaluate", "1"]
+    short = [
+        "--no-compile",
+        "--ground-steps",
+        "4",
+        "--steps",
+        "1",
+        "--full-steps",
+        "0",
+        "--few-steps",
+        "1",
+        "--rows",
+        "1",
+        "--evaluate",
+        "1",
+    ]
     assert program.main(["--folder", str(tmp_path), *tiny, *short]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [(row["family"], row["mode"]) for row in told] == [("scene", mode) for mode in ("seeing", "blind", "shuffled")]
     assert {path.name for path in tmp_path.iterdir()} == {
         *(f"{name}.{kind}" for name in ("train0", "held") for kind in ("json", "safetensors")),
-        *("grounded.safetensors", "checkpoint.safetensors", "log.jsonl", ADAPTER),
+        *("grounded.safetensors", "checkpoint.safetensors", "log.jsonl", "few.safetensors", ADAPTER),
     }
     made = load_parts(replace(mini_bundle, adapter=tmp_path / ADAPTER), torch.bfloat16, torch.device("cpu"))
     assert made.encoder.width == 2 * 384
