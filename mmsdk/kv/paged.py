@@ -43,12 +43,12 @@ class PagedCache:
 
     @classmethod
     def of(cls, store: Store, rows: Sequence[RowPages]) -> "PagedCache":
-        """Rows that hold these columns of all layers already, once each, filled with tokens at positions 0, 1, 2, ..."""
+        """Rows that share these columns of all layers, which are filled with tokens at positions 0, 1, 2, ..."""
         device, most = store.device, max(row.length for row in rows)
         lengths = torch.tensor([row.length for row in rows], device=device)
         slots = Slots.empty(len(rows), max(store.page, most), device)
         slots.fill((torch.arange(most, device=device) - (most - lengths)[:, None]).clamp_min(-1), len({row.length for row in rows}) == 1)
-        return cls(store, [Sheet(store, range(store.layers), slots, lengths, rows)], torch.zeros_like(lengths))
+        return cls(store, [Sheet.sharing(store, range(store.layers), slots, lengths, rows)], torch.zeros_like(lengths))
 
     @property
     def position(self) -> Int[Tensor, " b"]:

@@ -108,13 +108,12 @@ class Prefixes:
         return next((place for place, key in enumerate(keys) if key not in self._columns), len(keys))
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """The columns of the longest beginning that is kept, held once more for whoever asks."""
+        """The columns of the longest beginning that is kept; whoever wants them holds them before anything else is kept or let go of."""
         found = list[int]()
         for key in keys:
             if key not in self._columns:
                 break
             found.append(self._columns[key])
-        self._blocks.hold(self._layers, found)
         self._used(keys[: len(found)])
         return found
 

@@ -63,18 +63,26 @@ class Sheet:
     """Slots (which column of a view is which token), rows (which blocks), and the next position of each row, over a range of layers."""
 
     def __init__(
-        self, store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages], ascending: bool = True
-    ) -> None:
-        """Takes over one hold of every column of `rows` in these layers; `ascending` as in `PagedView`."""
+        self, store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages], ascending: bool = True,
+        *, shared: bool = False,
+    ) -> None:  # fmt: skip
+        """Takes over one hold of every column of `rows` in these layers, or where these are `shared` has one of its own.
+
+        `ascending` is as in `PagedView`.
+        """
         self.layers = layers
         self.slots = slots
         self.following = following
-        self.rows = list(rows)
+        self.rows: list[RowPages] = []
         self.ascending = ascending
         self._store = store
         # Also where nobody says release: an error, an abandoned stream, Ctrl-C.
         self._release = weakref.finalize(self, _give, store, layers, self.rows)
         self._release.atexit = False
+        for row in rows:
+            if shared:
+                store.hold(layers, row)
+            self.rows.append(row)
         nothing = torch.empty(0, dtype=torch.long, device=following.device)
         self.arrival = Arrival(slots.positions[:, :0], following, (0,) * len(self.rows), nothing, ordered=True, ascending=True)
         self.places: Int[Tensor, " n"] = nothing
@@ -82,12 +90,10 @@ class Sheet:
 
     @staticmethod
     def sharing(
-        store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages], ascending: bool
+        store: Store, layers: range, slots: Slots, following: Int[Tensor, " b"], rows: Sequence[RowPages], ascending: bool = True
     ) -> "Sheet":
         """One that holds the blocks of these rows beside those that hold them already."""
-        for row in rows:
-            store.hold(layers, row)
-        return Sheet(store, layers, slots, following, rows, ascending)
+        return Sheet(store, layers, slots, following, rows, ascending, shared=True)
 
     def fits(self, new: int) -> bool:
         """Whether there is room for so many more tokens of each row."""

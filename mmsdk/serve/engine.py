@@ -9,8 +9,9 @@
 A step is schedule, run, postprocess: admit who has room, one token for everyone who speaks, about `chunk` tokens of prompts for those
 who are still read (chunked prefill, Sarathi, arXiv 2308.16369), then see who has ended. Where blocks run out, the latest to be admitted is
 set aside: its blocks are freed, and its prompt and what it has said are read again when there is room. Its text and its draws go on as if
-nothing had been. No request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes. The beams of a
-request are rows that share its prompt's blocks; a search that is set aside begins anew, for it has told nothing yet.
+nothing had been: in float32 to the token, in fewer bits but for the rounding of what is read in one piece that was said token by token. No
+request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes; tenants whose prompts are being read
+share the chunks in turn, too. The beams of a request are rows that share its prompt's blocks; a search that is set aside begins anew, for it has told nothing yet.
 
 What a request remembers is what the pipeline's memory says (`kv`): exact blocks, blocks in which older tokens take fewer bits, or a policy
 that lets go of tokens (`mmsdk.serve.pools`); of a model that remembers in levels, those. Tokens that see one another, as those of a picture
@@ -86,6 +87,8 @@ class Engine:
         self._speaking: list[Job] = []
         # The rows of those who speak, in their order; one without tokens where nobody does.
         self._cache = self._pool.empty()
+        # In which step something of a tenant's prompts was last read, of those with prompts that are read now.
+        self._turns: dict[str, int] = {}
         self._worn: tuple[tuple[Stack, ...], Decoder] = (), decoder
         self._number = 0
 
@@ -287,7 +290,7 @@ class Engine:
         return left + [self._most(one.job) - one.done for one in self._reading]
 
     def _pass(self) -> tuple[list[Float[Tensor, "_ d"]], list[Reading]]:
-        """One token for everyone who speaks, and about a chunk of the prompts that are read, the earliest first.
+        """One token for everyone who speaks, and about a chunk of the prompts that are read.
 
         Hidden states of all rows that speak, then of each prompt that is through, and these prompts, which still are among those read.
         """
@@ -308,13 +311,16 @@ class Engine:
         return [rows for rows, asked in zip(hidden, wanted, strict=True) if asked], through
 
     def _upcoming(self) -> list[tuple[Reading, int]]:
-        """Who is read next, and how many tokens."""
+        """Who is read next, and how many tokens: the tenant first that has waited longest since its last, and of one the earliest prompt."""
         found, budget = list[tuple[Reading, int]](), self._chunk
-        for one in self._reading:
+        self._turns = {one.job.tenant: self._turns.get(one.job.tenant, 0) for one in self._reading}
+        now = 1 + max(self._turns.values(), default=0)
+        for one in sorted(self._reading, key=lambda one: self._turns[one.job.tenant]):
             count = min(one.upcoming(budget, alone=budget == self._chunk), self._pool.most)
             if not count:
                 break
             found, budget = [*found, (one, count)], budget - count
+            self._turns[one.job.tenant] = now
             if budget <= 0 or count < one.left:
                 break
         return found

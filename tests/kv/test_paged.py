@@ -12,7 +12,8 @@ from torch import Tensor
 from mmsdk.errors import InputError
 from mmsdk.kv.blocks import PoolFullError
 from mmsdk.kv.paged import PagedCache
-from mmsdk.kv.pages import Pages
+from mmsdk.kv.pages import Pages, RowPages
+from mmsdk.kv.sheet import Sheet
 from mmsdk.kv.types import KVCache, LayerView, PagedView
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
@@ -81,6 +82,27 @@ def test_a_fork_shares_every_block_and_copies_only_the_one_it_writes_into() -> N
     assert pages.blocks.held == held + LAYERS
     store(cache, torch.tensor([[40]]), 2)
     assert pages.blocks.held == held + LAYERS
+
+
+def test_what_breaks_off_a_cache_over_kept_blocks_holds_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C or a full memory does once the blocks of a known prompt are held, and before anyone has the cache."""
+    pages = pool()
+    columns = pages.blocks.take(range(LAYERS), 2)
+
+    def broken(sheet: Sheet) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sheet, "_locate", broken)
+        with pytest.raises(KeyboardInterrupt):
+            PagedCache.of(pages, [RowPages(columns, 32)])
+    gc.collect()
+    assert not any(pages.blocks.shared(range(LAYERS), column) for column in columns)
+    cache = PagedCache.of(pages, [RowPages(columns, 32)])
+    assert all(pages.blocks.shared(range(LAYERS), column) for column in columns)
+    cache.release()
+    pages.blocks.give(range(LAYERS), columns)
+    assert pages.blocks.held == 0
 
 
 def test_what_a_full_pool_refuses_leaves_the_cache_as_it_was() -> None:
