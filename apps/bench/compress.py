@@ -86,11 +86,13 @@ class Compress:
 
     def __call__(self) -> list[dict[str, Cell]]:
         """Rows {method, stage, media, retention, batch, n, accuracy, accuracy_full, encode_ms, compress_ms, prefill_ms, decode_ms,
-        kv_bytes, nqe, coverage, speedup, choose_ms, encoder_flops}; milliseconds are those of one batch, bytes those of one question.
+        kv_bytes, nqe, coverage, speedup, choose_ms, encoder_flops, worse, better}; milliseconds are those of one batch, bytes those of one
+        question.
 
         `nqe` and `coverage` are None inside a model. `speedup` is the time of the uncompressed model over a row's, all stages summed; where
         inputs go end to end, the median of pairs. `choose_ms` is `compress_ms` and what of `prefill_ms` went into choosing,
-        `encoder_flops` the operations of the encoder as a share of the whole one's. What a method is not made for is left out, and that is
+        `encoder_flops` the operations of the encoder as a share of the whole one's. `worse` and `better` are how many of the questions the
+        uncompressed model alone answers rightly, and how many the row alone. What a method is not made for is left out, and that is
         said. With `quick` all sizes are small whatever is said. Raises InputError for sizes, names and files that cannot be.
         """
         if self.quick:

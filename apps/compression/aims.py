@@ -1,10 +1,11 @@
 """What the methods of compression were to reach on mini, beside what the rows of the bench say: met or not, each with its numbers.
 
 The aims are the papers' own figures on their own models, taken as bars for a far smaller one; where a paper says no number, the aim is
-ours and says so.
+ours and says so. What is behind ± is half of a 95 % interval: a bar inside it is neither met nor missed for sure.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from math import sqrt
 
 from mmsdk.apps.console import Cell
 
@@ -99,7 +100,8 @@ def _kept(rows: Sequence[Row], method: str, media: str, share: float, wanted: fl
 
 
 def _share(row: Row, name: str, wanted: float) -> Row:
-    return _aim(name, f"{100 * wanted:.3g} % of full", f"{_percent(row)} ({_counted(row)})", _part(row) >= wanted)
+    told = f"{_percent(row)} ± {100 * _margin(row):.0f} ({_counted(row)})"
+    return _aim(name, f"{100 * wanted:.3g} % of full", told, _part(row) >= wanted)
 
 
 def _aim(name: str, wanted: str, reached: str, met: bool) -> Row:
@@ -147,6 +149,13 @@ def _part(row: Row) -> float:
 
 def _percent(row: Row) -> str:
     return f"{100 * _part(row):.0f} % of full"
+
+
+def _margin(row: Row) -> float:
+    """Half of the 95 % interval of `_part`, from which of the same questions each answered (delta method)."""
+    part, full = _part(row), max(1, round(_number(row["accuracy_full"]) * _number(row["n"])))
+    worse, better = (_number(row.get(which, 0)) for which in ("worse", "better"))
+    return 1.96 * sqrt((full - worse) * (1 - part) ** 2 + worse * part**2 + better) / full
 
 
 def _counted(row: Row) -> str:

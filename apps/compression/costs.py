@@ -17,10 +17,12 @@ from mmsdk.generate.config import GenerationConfig
 from mmsdk.generate.loop import collect, generate
 from mmsdk.kv.types import KVCache
 from mmsdk.models.types import VLM
+from mmsdk.prompt import Prompt
+from mmsdk.seeing import asked as words
 from mmsdk.stages import Clock, Question, device_of, prepare
 from mmsdk.tokencomp.fidelity import fidelity
 from mmsdk.tokencomp.types import Compressor, Thinner
-from mmsdk.vision.types import Video, VisualTokens
+from mmsdk.vision.types import Video
 
 __all__ = ["Cost", "cost", "long_clips", "lost", "paired", "run"]
 
@@ -81,17 +83,19 @@ def long_clips(artist: Artist, count: int, frames: int, seed: int) -> list[Quest
     return items
 
 
-def lost(vlm: VLM, compression: Compression, tokens: Sequence[VisualTokens]) -> tuple[float, float] | None:
+@torch.no_grad()
+def lost(vlm: VLM, compression: Compression, asked: Sequence[Asked]) -> tuple[float, float] | None:
     """Mean error and coverage of a step between encoder and decoder, in the space that it works in; none where it works inside either.
 
-    A method that asks is not told a question here.
+    A method that asks is told the first question about each input.
     """
     if not all(isinstance(step.method, Compressor) and not isinstance(step.method, Thinner) for step in compression.steps):
         return None
-    between = list(tokens)
+    tokens = between = [one.encoded.tokens for one in asked]
     if compression.behind.steps:
         between = [replace(item, features=features) for item, features in zip(tokens, vlm.connect(tokens), strict=True)]
-    found = [fidelity(full, short) for full, short in zip(between, compression(between), strict=True)]
+    query = list(words(vlm, {row: Prompt.of([], one.questions[0].question) for row, one in enumerate(asked)}).values())
+    found = [fidelity(full, short) for full, short in zip(between, compression(between, query), strict=True)]
     return statistics.mean(one.nqe for one in found), statistics.mean(one.coverage for one in found)
 
 

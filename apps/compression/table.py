@@ -1,6 +1,7 @@
 """The table of compression: a row for each method, medium, budget and batch, and for clips that go from pixels to answers."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -29,6 +30,8 @@ CHAINS: Mapping[str, float] = MappingProxyType({"tome + simplecluster": 0.5, "do
 _BATCHES = (4, 1)
 _STAGES = ("encode", "compress", "prefill", "decode")
 _TOGETHER, _COMPARED, _SAID = 4, 12, 16
+# Of a row before it is completed: a digit for each question, 1 where it was answered rightly.
+_ANSWERS = "answers"
 
 
 def method_rows(vlm: VLM, name: str, media: str, asked: Sequence[Asked], tokens: int, repeats: int) -> Iterator[dict[str, Cell]]:
@@ -46,11 +49,11 @@ def method_rows(vlm: VLM, name: str, media: str, asked: Sequence[Asked], tokens:
         except (InputError, ModelError) as error:
             tqdm.write(f"{' + '.join(steps)} left out for {media}s: {error}", file=sys.stderr)
             continue
-        loss = lost(vlm, spec, [one.encoded.tokens for one in asked[:_COMPARED]])
+        loss = lost(vlm, spec, asked[:_COMPARED])
         # what finds its own amount is lighter for one input than for another
         work = encoder_flops(vlm, spec, [one.media for one in (asked[:_TOGETHER] if share else asked)])
         for batch, one in costs.items():
-            yield _row(name, spec, media, share or one.kept, batch, (len(answers), sum(answers) / len(answers)), one, work, loss)
+            yield _row(name, spec, media, share or one.kept, batch, answers, one, work, loss)
 
 
 def end_rows(vlm: VLM, plans: Sequence[Sequence[str]], items: Sequence[Question], media: str, pairs: int) -> Iterator[dict[str, Cell]]:
@@ -66,12 +69,12 @@ def end_rows(vlm: VLM, plans: Sequence[Sequence[str]], items: Sequence[Question]
             tqdm.write(f"{name} left out for a {media}: {error}", file=sys.stderr)
             del specs[name]
     for (name, spec), (one, speedup) in zip(specs.items(), paired(vlm, list(specs.values()), items, _SAID, pairs), strict=True):
-        yield _row(name, spec, media, one.kept, len(items), (pairs, None), one, None, None, speedup)
+        yield _row(name, spec, media, one.kept, len(items), pairs, one, None, None, speedup)
 
 
 def completed(rows: Sequence[dict[str, Cell]]) -> list[dict[str, Cell]]:
-    """Rows beside the uncompressed model's of the same medium and batch: its accuracy, how many times its time, and, for methods that leave
-    the encoder alone, its encoder's time."""
+    """Rows beside the uncompressed model's of the same medium and batch: its accuracy, which of its answers changed, how many times its
+    time, and, for methods that leave the encoder alone, its encoder's time."""
     whole = {(one["media"], one["batch"]): one for one in rows if one["method"] == "identity"}
     return [_beside(one, whole[one["media"], one["batch"]]) for one in rows]
 
@@ -105,23 +108,28 @@ def _told(step: str) -> str:
 
 
 def _row(
-    name: str, spec: Compression, media: str, share: float, batch: int, found: tuple[int, float | None], cost: Cost,
+    name: str, spec: Compression, media: str, share: float, batch: int, found: Sequence[bool] | int, cost: Cost,
     work: float | None, lost: tuple[float, float] | None, speedup: float | None = None,
 ) -> dict[str, Cell]:  # fmt: skip
-    """A row before it is `completed`. `found` are how many questions were asked, or pairs were timed, and the share of right answers."""
+    """A row before it is `completed`. `found` says of every question that was asked whether it was answered rightly, or how many pairs
+    were timed."""
     took = cost.timings
+    n, accuracy = (found, None) if isinstance(found, int) else (len(found), sum(found) / len(found))
     return {
-        "method": name, "stage": stage_of(spec), "media": media, "retention": share, "batch": batch, "n": found[0], "accuracy": found[1],
+        "method": name, "stage": stage_of(spec), "media": media, "retention": share, "batch": batch, "n": n, "accuracy": accuracy,
         "accuracy_full": None, "encode_ms": took.encode, "compress_ms": took.compress, "prefill_ms": took.prefill,
         "decode_ms": took.decode, "kv_bytes": cost.kv_bytes, "nqe": lost[0] if lost else None, "coverage": lost[1] if lost else None,
         "speedup": speedup, "choose_ms": cost.choosing, "encoder_flops": work,
+        _ANSWERS: "" if isinstance(found, int) else "".join(str(int(one)) for one in found),
     }  # fmt: skip
 
 
-def _beside(one: dict[str, Cell], whole: dict[str, Cell]) -> dict[str, Cell]:
+def _beside(told: dict[str, Cell], whole: dict[str, Cell]) -> dict[str, Cell]:
+    pairs = Counter(zip(str(whole[_ANSWERS]), str(told[_ANSWERS]), strict=True) if told["accuracy"] is not None else ())
+    one = {key: cell for key, cell in told.items() if key != _ANSWERS} | {"worse": pairs["1", "0"], "better": pairs["0", "1"]}
     if one["speedup"] is not None:
         # paired, and from pixels on
-        return one
+        return one | {"worse": None, "better": None}
     encode = one["encode_ms"] if str(one["stage"]).startswith("encoder") else whole["encode_ms"]
     filled = one | {"accuracy_full": whole["accuracy"], "encode_ms": encode}
     return filled | {"speedup": _total(whole) / _total(filled)}

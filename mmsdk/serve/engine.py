@@ -9,9 +9,10 @@
 A step is schedule, run, postprocess: admit who has room, one token for everyone who speaks, about `chunk` tokens of prompts for those
 who are still read (chunked prefill, Sarathi, arXiv 2308.16369), then see who has ended. Where blocks run out, the latest to be admitted is
 set aside: its blocks are freed, and its prompt and what it has said are read again when there is room. Its text and its draws go on as if
-nothing had been: in float32 to the token, in fewer bits but for the rounding of what is read in one piece that was said token by token. No
-request waits for ever: tenants are admitted in turn, the requests of one in order, and none overtakes; tenants whose prompts are being read
-share the chunks in turn, too. The beams of a request are rows that share its prompt's blocks; a search that is set aside begins anew, for it has told nothing yet.
+nothing had been: in float32 to the token, in fewer bits but for the rounding of what is read in one piece and was said token by token. No
+request waits for ever: tenants are admitted in turn, and share the chunks of prompts in turn; the requests of one go in order, and none
+overtakes. The beams of a request are rows that share its prompt's blocks; a search that is set aside begins anew, for it has told nothing
+yet.
 
 What a request remembers is what the pipeline's memory says (`kv`): exact blocks, blocks in which older tokens take fewer bits, or a policy
 that lets go of tokens (`mmsdk.serve.pools`); of a model that remembers in levels, those. Tokens that see one another, as those of a picture
@@ -311,7 +312,7 @@ class Engine:
         return [rows for rows, asked in zip(hidden, wanted, strict=True) if asked], through
 
     def _upcoming(self) -> list[tuple[Reading, int]]:
-        """Who is read next, and how many tokens: the tenant first that has waited longest since its last, and of one the earliest prompt."""
+        """Who is read next, and how many tokens: first the tenant that has waited longest for its turn, and of one the earliest prompt."""
         found, budget = list[tuple[Reading, int]](), self._chunk
         self._turns = {one.job.tenant: self._turns.get(one.job.tenant, 0) for one in self._reading}
         now = 1 + max(self._turns.values(), default=0)

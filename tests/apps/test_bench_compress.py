@@ -11,7 +11,7 @@ from mmsdk.models.mini.family import Mini
 
 KEYS = (
     "method stage media retention batch n accuracy accuracy_full encode_ms compress_ms prefill_ms decode_ms kv_bytes nqe coverage speedup "
-    "choose_ms encoder_flops"
+    "choose_ms encoder_flops worse better"
 )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmsdk.errors import InputError, ModelError, PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import check, keep
-from mmsdk.tokencomp.ranking import top
+from mmsdk.tokencomp.ranking import rescaled, top
 from mmsdk.tokencomp.share import at_least, nearest
 from mmsdk.tokencomp.types import Between, Compressed, Positions
 from mmsdk.vision.types import VisualTokens
@@ -50,7 +50,7 @@ class DeFT:
         if item.saliency.shape[0] != len(item):
             raise InputError("deft ranks by the encoder's attention, and this encoder tells none", item="saliency", index=index)
         started = time.perf_counter()
-        entering = top(item.saliency.float(), count + at_least(self.reserve, len(item) - count))
+        entering = top(rescaled(item.saliency.float()), count + at_least(self.reserve, len(item) - count))
         return keep(item, entering, method="deft", scores=item.saliency, seconds=time.perf_counter() - started)
 
     def layers(self, depth: int) -> tuple[int, ...]:

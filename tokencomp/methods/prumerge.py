@@ -19,7 +19,7 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.ranking import first_best, others, top
+from mmsdk.tokencomp.ranking import first_best, others, rescaled, top
 from mmsdk.tokencomp.share import at_most
 from mmsdk.tokencomp.similarity import ENTRIES, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
@@ -53,21 +53,22 @@ class PruMerge:
 
     def _prune(self, stack: Stack) -> list[Compressed]:
         saliency, n = stack.saliency(), len(stack.items[0])
-        kept = top(self._with_uniform(saliency, max(1, stack.count - 1)), max(1, stack.count - 1))
+        scores = rescaled(saliency)
+        kept = top(self._with_uniform(scores, max(1, stack.count - 1)), max(1, stack.count - 1))
         pruned = others(kept, n)
         near = _nearest(unit(stack.keys()), kept, min(self.neighbours, n - 1))
-        attended = first_best(saliency.gather(1, pruned))[:, None]
+        attended = first_best(scores.gather(1, pruned))[:, None]
         at = torch.cat([kept, pruned.gather(1, attended)], dim=1)[:, : stack.count]
         numbers = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
         labels = torch.full_like(saliency, stack.count - 1, dtype=torch.int64).scatter(1, kept, numbers)
         plans = zip(stack.items, saliency, kept, near, pruned, strict=True)
         return stack.merge(labels, at, [_enriched(*plan)[: stack.count] for plan in plans], saliency)
 
-    def _with_uniform(self, saliency: Float[Tensor, "b n"], count: int) -> Float[Tensor, "b n"]:
+    def _with_uniform(self, scores: Float[Tensor, "b n"], count: int) -> Float[Tensor, "b n"]:
         """Scores in which the evenly spaced samples come before everything else."""
         samples = at_most(self.uniform, count)
-        spaced = (torch.arange(samples, device=saliency.device) * 2 + 1) * saliency.shape[1] // max(1, 2 * samples)
-        return saliency.index_fill(1, spaced, torch.inf)
+        spaced = (torch.arange(samples, device=scores.device) * 2 + 1) * scores.shape[1] // max(1, 2 * samples)
+        return scores.index_fill(1, spaced, torch.inf)
 
 
 def _nearest(z: Float[Tensor, "b n e"], kept: Int[Tensor, "b m"], count: int) -> Int[Tensor, "b m k"]:

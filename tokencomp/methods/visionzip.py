@@ -18,7 +18,7 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.kernels.ops.assign_and_merge import nearest_centre, weighted_merge
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.ranking import others, top
+from mmsdk.tokencomp.ranking import others, rescaled, top
 from mmsdk.tokencomp.share import nearest
 from mmsdk.tokencomp.similarity import rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
@@ -50,7 +50,7 @@ class VisionZip:
     def _zip(self, stack: Stack) -> list[Compressed]:
         saliency, keys = stack.saliency(), unit(stack.keys())
         contextual = max(1, nearest(self.contextual, stack.count))
-        dominant = top(saliency, stack.count - contextual)
+        dominant = top(rescaled(saliency), stack.count - contextual)
         rest = others(dominant, saliency.shape[1])
         # a stride of whole tokens from the first, as published: what does not divide is left over at the end
         targets = rest[:, : contextual * (rest.shape[1] // contextual) : rest.shape[1] // contextual]

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmsdk.errors import PluginError
 from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.tokencomp.budget import Budget
-from mmsdk.tokencomp.ranking import others, top
+from mmsdk.tokencomp.ranking import others, rescaled, top
 from mmsdk.tokencomp.share import at_most
 from mmsdk.tokencomp.similarity import best_match, few, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
@@ -49,7 +49,7 @@ class VisPruner:
 
     def _choose(self, stack: Stack) -> list[Compressed]:
         saliency = stack.saliency()
-        important = top(saliency, at_most(self.important, stack.count))
+        important = top(rescaled(saliency), at_most(self.important, stack.count))
         rest = others(important, saliency.shape[1])
         diverse = _without_duplicates(unit(stack.features()), rest, stack.count - important.shape[1], self.step)
         return stack.keep(torch.cat([important, diverse], dim=1), saliency)
