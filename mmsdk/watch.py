@@ -159,10 +159,17 @@ class Planned:
 
     @torch.no_grad()
     def __call__(self, tokens: VisualTokens, count: int) -> Int[Tensor, " n"]:
-        """The group of every token."""
+        """The group of every token. The method is shown the frames that tokens are held of, however many came between them."""
         given = dataclasses.replace(tokens, features=self.vlm.connect([tokens])[0]) if self.by.side == "behind" else tokens
-        (found,) = self.by([given], [Budget(count)])
+        (found,) = self.by([_without_gaps(given)], [Budget(count)])
         return found.audit.assignment
+
+
+def _without_gaps(tokens: VisualTokens) -> VisualTokens:
+    """A clip of the frames that there are tokens of, so that no plan is as large as the clip has become."""
+    frames, numbers = tokens.positions[:, 0].unique(return_inverse=True)
+    positions = torch.cat([numbers[:, None], tokens.positions[:, 1:]], dim=1)
+    return dataclasses.replace(tokens, positions=positions, grid=(len(frames), *tokens.grid[1:]), times=tokens.times[frames])
 
 
 def _one_more(vlm: VLM, pixels: UInt8[Tensor, "1 3 h w"], times: Tensor) -> VisualTokens:

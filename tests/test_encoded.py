@@ -19,6 +19,9 @@ from mmsdk.errors import InputError, PluginError
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.pipeline import Pipeline
+from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.methods.uniform import Uniform
+from mmsdk.tokencomp.types import Compressed
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
@@ -218,6 +221,25 @@ def test_memory_does_not_grow_with_the_clip(pipe: Pipeline, by: str) -> None:
     if by == "simplecluster":
         assert float(held.weight.sum()) == 36 * 16
     assert "144 tokens of 36 frames" in watch.encoded().notes[0]
+
+
+def test_no_plan_is_as_large_as_the_clip_has_become(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six tokens are of six frames at most, and those of a window come with them."""
+    grids, original = list[tuple[int, int, int]](), Uniform.__call__
+
+    def noted(by: Uniform, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: None = None) -> list[Compressed]:
+        for one in tokens:
+            grids.append(one.grid)
+            assert one.grid[0] == len(one.positions[:, 0].unique()) == len(one.times) and int(one.positions[:, 0].max()) < one.grid[0]
+        return original(by, tokens, budgets, query)
+
+    monkeypatch.setattr(Uniform, "__call__", noted)
+    watch = pipe.watch("uniform", hold=6, window=4)
+    for number in range(36):
+        watch.push(picture(number).pixels, number / 10)
+    held = watch.encoded().tokens
+    assert held.grid == (36, 2, 2) and int(held.positions[:, 0].max()) > 30
+    assert grids and max(frames for frames, _, _ in grids) <= 6 + 4
 
 
 def test_frames_that_do_not_fit_are_named_and_leave_no_trace(pipe: Pipeline) -> None:
