@@ -1,6 +1,7 @@
 """Prompts and a step side by side: to the bit what each of them gives alone, in one pass where C++ takes them, else one after the other."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,8 @@ SHAPES = {
     "qwen": replace(CONFIG, qkv_bias=True, qk_norm=True),
     "geglu": replace(CONFIG, activation="gelu_tanh", query_scale=0.5),
     "window": replace(CONFIG, local=Local((0, 2), 5)),
+    "wide": replace(CONFIG, head_dim=64),
+    "odd": replace(CONFIG, head_dim=80),
 }
 # Tokens of prompts, after so many that are known; of rows that speak.
 PROMPTS, SPEAKING = [(45, 0), (20, 16), (3, 0)], [30, 7, 18]
@@ -51,19 +54,20 @@ def laid(model: Decoder, start: int, stop: int) -> Laid:
     return Laid(model.embed(ids[None])[0], torch.arange(start, stop), (Span(-1, (stop - start,)),))
 
 
-def pages(model: Decoder, rounded: bool = False) -> Pages | RoundedPages:
+def pages(model: Decoder, rounded: bool = False, blocks: int = 64) -> Pages | RoundedPages:
     config = model.config
-    exact = Pages(config.layers, config.kv_heads, config.head_dim, 64, model.dtype, "cpu", 4 if rounded else 16)
+    exact = Pages(config.layers, config.kv_heads, config.head_dim, blocks, model.dtype, "cpu", 4 if rounded else 16)
     return RoundedPages(exact, "int8", 64, 8) if rounded else exact
 
 
-def parts(model: Decoder, store: Pages | RoundedPages) -> list[Reads | Says]:
+def parts(model: Decoder, store: Pages | RoundedPages, speaking: Sequence[int] = SPEAKING) -> list[Reads | Says]:
     """Rows that speak, in the middle of two prompts, and another one: those with known tokens have them in neighbouring blocks."""
     rows = []
-    for length in SPEAKING:
+    for length in speaking:
         rows.append(PagedCache.empty(store, 1))
         Reads(laid(model, 0, length), rows[-1]).alone(model)
-    says = Says(torch.tensor([[3], [40], [11]]), PagedCache.joined(rows))
+    said = (torch.arange(len(speaking)) * 37 + 3) % model.config.vocabulary
+    says = Says(said[:, None], PagedCache.joined(rows))
     reads = list[Reads]()
     for new, known in PROMPTS:
         cache = PagedCache.empty(store, 1)
@@ -92,8 +96,8 @@ def held(part: Reads | Says) -> list[Tensor]:
 
 
 @torch.no_grad()
-def same(model: Decoder, rounded: bool = False) -> None:
-    together, alone = parts(model, pages(model, rounded)), parts(model, pages(model, rounded))
+def same(model: Decoder, rounded: bool = False, speaking: Sequence[int] = SPEAKING) -> None:
+    together, alone = (parts(model, pages(model, rounded, 64 + 2 * len(speaking)), speaking) for _ in range(2))
     found = beside(model, together)
     for hidden, one, other in zip(found, together, alone, strict=True):
         assert torch.equal(hidden, other.alone(model))
@@ -112,6 +116,33 @@ def test_all_go_through_each_layer_together(shape: str, scheme: Quantize, at_onc
         beside(model, parts(model, pages(model)))
     assert passes.count((3, 1)) == 1
     same(model)
+
+
+@pytest.mark.skipif(not prompt.ready(), reason="no AVX-512 BF16 here, or no compiler")
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4"])
+@pytest.mark.parametrize("shape", ["wide", "odd"])
+def test_many_rows_speak_beside_prompts(shape: str, scheme: Quantize, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as go through C++ at one time, and more, which do not, nor do heads of no whole number of vectors."""
+    model, passes = decoder(SHAPES[shape], scheme=scheme), counted(monkeypatch)
+    same(model, speaking=[5 + place % 30 for place in range(16)])
+    assert passes.count((3, 1)) == (shape == "wide")
+    same(model, speaking=[5 + place % 30 for place in range(21)])
+    assert passes.count((3, 1)) == (shape == "wide")
+
+
+@pytest.mark.skipif(not prompt.ready(), reason="no AVX-512 BF16 here, or no compiler")
+def test_several_threads_read_prompts_at_one_time() -> None:
+    """Each gets to the bit what it gets alone: the products of C++ keep nothing that two calls share."""
+    model = decoder(CONFIG)
+
+    def read(number: int) -> Tensor:
+        with torch.no_grad():
+            return Reads(laid(model, number, number + 40), PagedCache.empty(pages(model), 1)).alone(model)
+
+    alone = [read(number) for number in range(24)]
+    with ThreadPoolExecutor(6) as threads:
+        for _ in range(4):
+            assert all(map(torch.equal, threads.map(read, range(24)), alone))
 
 
 @pytest.mark.skipif(not prompt.ready(), reason="no AVX-512 BF16 here, or no compiler")
