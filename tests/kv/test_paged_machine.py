@@ -20,8 +20,11 @@ from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import Pages, RowPages
 from mmsdk.kv.prefix import Prefixes
 from mmsdk.kv.rounded import RoundedPages
+from mmsdk.kv.rounding import Bits
 
 LAYERS, HEADS, WIDTH, WINDOW = 3, 2, 4, 4
+# How many values a code may have.
+LEVELS = {"int8": 256, "int4": 16, "int2": 4}
 # What the tokens of each layer are: keys and values by a token's number.
 TOKENS = torch.randn(2, LAYERS, 997, HEADS, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -33,21 +36,21 @@ class Row:
     held: dict[int, tuple[Tensor, Tensor]]
     old: int = 0
 
-    def aged(self, page: int, window: int) -> "Row":
+    def aged(self, page: int, window: int, levels: int) -> "Row":
         """With whole blocks before the window rounded: a channel of keys over the block's tokens, values over the channels of a token."""
         held, old = dict(self.held), self.old
         while len(held) - old >= window + page:
             block = list(held)[old : old + page]
             keys, values = (torch.stack([held[place][part] for place in block]) for part in (0, 1))
-            for place, key, value in zip(block, _rounded(keys, 0), _rounded(values, 2), strict=True):
+            for place, key, value in zip(block, _rounded(keys, 0, levels), _rounded(values, 2, levels), strict=True):
                 held[place] = key, value
             old += page
         return Row(held, old)
 
 
-def _rounded(x: Tensor, dim: int) -> Tensor:
+def _rounded(x: Tensor, dim: int, levels: int) -> Tensor:
     low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    scale = (high - low) / 255
+    scale = (high - low) / (levels - 1)
     return low + ((x - low) / scale).round() * scale
 
 
@@ -66,6 +69,7 @@ class Caches(RuleBasedStateMachine):
 
     columns, page = 14, 2
     window = 10**6
+    bits: Bits = "int8"
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +113,7 @@ class Caches(RuleBasedStateMachine):
             keys, values = (TOKENS[part, layer, numbers].transpose(1, 2) for part in (0, 1))
             cache.append(layer, keys, values)
             for row in range(count):
-                before = one.rows[row][layer].aged(self.page, self.window)
+                before = one.rows[row][layer].aged(self.page, self.window, LEVELS[self.bits])
                 fresh = {place: (keys[row, :, j], values[row, :, j]) for j, place in enumerate(positions[row].tolist()) if place >= 0}
                 one.rows[row] = [*one.rows[row][:layer], replace(before, held=before.held | fresh), *one.rows[row][layer + 1 :]]
         real = [
@@ -297,7 +301,7 @@ class RoundedCaches(Caches):
 
     def pool(self, columns: int) -> RoundedPages:
         """As many exact ones as rounded ones."""
-        return RoundedPages(Pages(LAYERS, HEADS, WIDTH, columns, torch.float32, "cpu", self.page), "int8", columns, WINDOW)
+        return RoundedPages(Pages(LAYERS, HEADS, WIDTH, columns, torch.float32, "cpu", self.page), self.bits, columns, WINDOW)
 
     def refused(self, one: One, fits: bool) -> None:
         """Some of it may have aged by then, as it would have next time: it is set aside."""
@@ -318,7 +322,7 @@ class RoundedCaches(Caches):
         except PoolFullError:
             self.refused(one, False)
             return
-        one.rows = [[row.aged(self.page, self.window) for row in layers] for layers in one.rows]
+        one.rows = [[row.aged(self.page, self.window, LEVELS[self.bits]) for row in layers] for layers in one.rows]
 
     @precondition(lambda self: 0 < len(self.ones) < 6)
     @rule(data=st.data())
@@ -336,7 +340,21 @@ class RoundedCaches(Caches):
         self.ones.append(One(moved, list(one.rows), one.said, one.plain))
 
 
-for machine in (Caches, RoundedCaches):
-    machine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+class Int4Caches(RoundedCaches):
+    """The same in sixteen levels, two codes a byte."""
+
+    bits = "int4"
+
+
+class Int2Caches(RoundedCaches):
+    """The same in four levels, four codes a byte."""
+
+    bits = "int2"
+
+
+for machine, examples in ((Caches, 30), (RoundedCaches, 20), (Int4Caches, 10), (Int2Caches, 10)):
+    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=25, deadline=None)
 TestCaches = Caches.TestCase
 TestRoundedCaches = RoundedCaches.TestCase
+TestInt4Caches = Int4Caches.TestCase
+TestInt2Caches = Int2Caches.TestCase

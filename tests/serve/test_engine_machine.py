@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mmsdk.answer import Answer
+from mmsdk.decoder.transformer import Decoder
+from mmsdk.errors import MmsdkError
 from mmsdk.generate.config import GenerationConfig
 from mmsdk.kv.paged import PagedCache
 from mmsdk.models.mini.family import Mini
 from mmsdk.pipeline import Pipeline
 from mmsdk.serve.engine import Engine, Event
+from mmsdk.serve.job import Job
 from mmsdk.serve.pools import PagedPool
+from mmsdk.vision.encode import Encoder
 from mmsdk.vision.types import Image
 
 SAME = "What is it that can be seen there? " * 3
@@ -28,6 +32,18 @@ ASKED: list[tuple[int, str, dict[str, Any]]] = [
     (2, "And?", {"max_tokens": 14, "num_beams": 2, "length_penalty": 0.0}),
     (0, "Is it so? " * 9, {"max_tokens": 3}),
 ]
+# No picture, more words than the model reads, more tokens than the pool has, more beams than the engine has rows.
+WRONG: dict[str, tuple[list[str], str, dict[str, Any]]] = {
+    "picture": (["nowhere.png"], "What is it?", {"max_tokens": 2}),
+    "long": ([], "Is it so? " * 400, {"max_tokens": 2}),
+    "much": ([], "And?", {"max_tokens": 100_000}),
+    "wide": ([], "And?", {"max_tokens": 2, "num_beams": 5}),
+}
+WRONG_ONE = -1
+
+
+def _interrupted(*given: object, **settings: object) -> None:
+    raise KeyboardInterrupt
 
 
 def pictures(count: int) -> list[Image]:
@@ -63,6 +79,27 @@ class Requests(RuleBasedStateMachine):
         number = self.engine.submit(pictures(count), words, GenerationConfig(**how), tenant)
         self.going[number], self.said[number] = which, ""
 
+    @precondition(lambda self: len(self.going) < 6)
+    @rule(wrong=st.sampled_from(sorted(WRONG)), tenant=st.sampled_from(["one", "other"]))
+    def submit_what_cannot_be_answered(self, wrong: str, tenant: str) -> None:
+        """It is taken like any other, and ends alone."""
+        media, words, how = WRONG[wrong]
+        number = self.engine.submit(media, words, GenerationConfig(**how), tenant)
+        self.going[number], self.said[number] = WRONG_ONE, ""
+
+    @precondition(lambda self: self.going)
+    @rule(where=st.sampled_from([(Decoder, "logits"), (Job, "say"), (Engine, "_join"), (Encoder, "__call__")]))
+    def interrupt(self, where: tuple[type, str]) -> None:
+        """Ctrl-C in the next step that comes to a place, if one does before all have ended: nobody is left, and nothing is held."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(*where, _interrupted)
+            try:
+                while self.engine.busy:
+                    self.heard(self.engine.step())
+            except KeyboardInterrupt:
+                self.going.clear()
+        assert not self.engine.busy and self.engine.held == 0
+
     @rule(steps=st.integers(1, 4))
     def step(self, steps: int) -> None:
         """Some time goes by."""
@@ -88,7 +125,10 @@ class Requests(RuleBasedStateMachine):
         """Only of who is there, and in the end what it would have been told alone."""
         for event in events:
             self.said[event.number] += event.text
-            if event.finish is not None:
+            if event.finish is not None and self.going[event.number] == WRONG_ONE:
+                assert isinstance(event.finish, MmsdkError) and not self.said[event.number]
+                del self.going[event.number]
+            elif event.finish is not None:
                 answer = self.wanted[self.going.pop(event.number)]
                 assert (self.said[event.number], event.finish) == (str(answer), answer.finish)
 
@@ -115,5 +155,5 @@ class Requests(RuleBasedStateMachine):
 
 
 def test_ka_15_anything_may_happen_and_every_answer_is_that_of_one_by_one(small: Mini, wanted: list[Answer]) -> None:
-    steps = settings(max_examples=10, stateful_step_count=20, deadline=None)
+    steps = settings(max_examples=12, stateful_step_count=20, deadline=None)
     run_state_machine_as_test(lambda: Requests(small, wanted), settings=steps)
