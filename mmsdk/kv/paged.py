@@ -94,15 +94,19 @@ class PagedCache:
         return all(sheet.fits(new) for sheet in self._sheets)
 
     def reserve(self, new: int) -> None:
-        """Hold room for so many more tokens of every row. Raises PoolFullError; what was held until then is used by what comes later."""
+        """Hold room for so many more tokens of every row; what is no longer recent moves first, as it does when they come.
+
+        Raises PoolFullError; what was held until then is used by what comes later.
+        """
         for sheet in self._sheets:
+            sheet.age()
             sheet.reserve([new] * len(sheet.rows))
 
     def advance(self, positions: Int[Tensor, "b s"], layers: range | None = None) -> None:
         """Make room for s new tokens in these layers (or all). A position of -1 marks padding, which takes none.
 
-        Raises InputError where the batch has another number of rows, PoolFullError where the pool has not enough blocks; the cache is then
-        as it was.
+        Raises InputError where the batch has another number of rows, PoolFullError where the pool has not enough blocks; the cache then
+        holds the tokens that it held, of which some may have aged by then, as they would have the next time.
         """
         if positions.shape[0] != self.position.shape[0]:
             raise InputError(f"there are {positions.shape[0]}, the cache has {self.position.shape[0]}", item="rows")

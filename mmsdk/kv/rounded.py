@@ -132,10 +132,10 @@ class RoundedPages:
         return self.recent.nbytes(row) + len(row.aged) * self.rounded_bytes
 
     def fits(self, layers: range, rows: Sequence[RowPages], new: int) -> bool:
-        """See `Store`."""
-        due = sum(self._due(row) for row in rows)
-        room = self.blocks.free(layers) + due
-        return due <= self.old.free(layers) and sum(row.missing(self, layers, new) for row in rows) <= room
+        """See `Store`. What ages makes room where nobody else holds it."""
+        due = [column for row in rows for column in row.columns[: self._due(row)]]
+        room = self.blocks.free(layers) + sum(not self.blocks.shared(layers, column) for column in due)
+        return len(due) <= self.old.free(layers) and sum(row.missing(self, layers, new) for row in rows) <= room
 
     def hold(self, layers: range, row: RowPages) -> None:
         """See `Store`."""

@@ -108,6 +108,29 @@ def test_a_full_pool_of_rounded_blocks_refuses_and_changes_nothing() -> None:
     assert torch.equal(cache.view(0).keys, before)
 
 
+def test_who_has_room_by_what_ages_can_hold_it_and_what_others_hold_makes_none() -> None:
+    cache = PagedCache.empty(rounded(columns=4), 1)
+    store(cache, torch.arange(16)[None], 0)
+    other = cache.fork()
+    # two blocks age, and stay where they were for the other one
+    assert not cache.fits(1)
+    with pytest.raises(PoolFullError):
+        cache.advance(torch.tensor([[16]]))
+    other.release()
+    assert cache.fits(1)
+    cache.reserve(1)
+    store(cache, torch.tensor([[16]]), 1)
+    assert cache.aged == 2 and cache.view(0).positions.tolist() == [list(range(17))]
+
+
+def test_room_is_held_by_letting_blocks_age_first() -> None:
+    cache = PagedCache.empty(rounded(columns=4), 1)
+    store(cache, torch.arange(16)[None], 0)
+    assert cache.fits(5) and not cache.fits(9)
+    cache.reserve(5)
+    assert cache.aged == 2
+
+
 def test_a_row_that_another_pool_has_no_room_for_takes_nothing_there() -> None:
     """There are exact blocks enough, and then no rounded ones."""
     cache = PagedCache.empty(rounded(), 1)
