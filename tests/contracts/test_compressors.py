@@ -209,6 +209,38 @@ def test_ties_and_repetition(name: str) -> None:
     assert all(same(first, method_of(name)([flat], [budget])[0]) for _ in range(3))
 
 
+# Attention to each of many tokens: small numbers, of which many are the same.
+LEVELS = torch.tensor([0.2, 0.9, 0.5, 0.9, 0.2])[torch.arange(25) % 5] * 1e-3
+FAINT = 2.0**-7
+
+
+def ranking_alike(source: VisualTokens, saliency: torch.Tensor) -> VisualTokens:
+    return dataclasses.replace(source, features=torch.ones_like(source.features), saliency=saliency)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ties_alone_and_beside_others(name: str) -> None:
+    """PP-12: another order of adding moves attention by its last bits; whoever was equal stays equal, alone and in a batch."""
+    source, method = tokens_of((1, 5, 5), 3), method_of(name)
+    plain = ranking_alike(source, LEVELS)
+    noise = 1e-7 * torch.randn(25, generator=torch.Generator().manual_seed(1)).sign()
+    moved, other = ranking_alike(source, LEVELS * (1 + noise)), tokens_of((1, 5, 5), 4)
+    for share in (0.2, 0.4, 0.7):
+        budget = budget_for(name, 25, share)
+        (alone,), together = method([plain], [budget]), method([other, moved, plain], [budget] * 3)
+        assert same(alone, together[2]) and torch.equal(alone.audit.assignment, together[1].audit.assignment)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_attention_is_ranked_on_its_own_scale(name: str) -> None:
+    """Of ten thousand tokens each is attended to a hundredth as much as of a hundred: what is chosen is the same, ties included."""
+    source, method = tokens_of((1, 5, 5), 3), method_of(name)
+    for saliency in (1e-3 * source.saliency, LEVELS):
+        budget = budget_for(name, 25, 0.4)
+        (one,), (other,) = (method([dataclasses.replace(source, saliency=scale * saliency)], [budget]) for scale in (1.0, FAINT))
+        assert torch.equal(one.audit.assignment, other.audit.assignment)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_impossible_budgets_are_refused(name: str) -> None:
     source = tokens_of((1, 3, 3), 0)
@@ -308,6 +340,22 @@ def test_a_thinner_lets_in_enough_and_ends_at_the_budget(name: str, grid: tuple[
     assert same(entered, method.enter([tokens_of((1, 3, 3), 1), source], [Budget(4), budget])[1])
     if budget.count == len(source):
         assert torch.equal(entered.tokens.features, source.features) and set(counts) == {len(source)}
+
+
+@pytest.mark.parametrize("name", THINNERS)
+def test_ties_of_those_that_enter(name: str) -> None:
+    """PP-12: as above; and of equals the earlier ones enter."""
+    method, source = thinner_of(name), tokens_of((1, 5, 5), 3)
+    for share in (0.2, 0.4, 0.7):
+        budget = Budget.of(share, 25)
+        plain, small, moved = (
+            dataclasses.replace(source, saliency=saliency) for saliency in (LEVELS, FAINT * LEVELS, LEVELS + 1e-10 * source.saliency)
+        )
+        entered = [method.enter([one], [budget])[0].audit.assignment >= 0 for one in (plain, small, moved)]
+        assert torch.equal(entered[0], entered[1]) and torch.equal(entered[0], entered[2])
+        assert all(bool((entered[0][level == LEVELS].int().diff() <= 0).all()) for level in LEVELS.unique())
+        drawn, faint = (dataclasses.replace(source, saliency=scale * 1e-3 * source.saliency) for scale in (1.0, FAINT))
+        assert torch.equal(*(method.enter([one], [budget])[0].audit.assignment for one in (drawn, faint)))
 
 
 @pytest.mark.parametrize("name", THINNERS)

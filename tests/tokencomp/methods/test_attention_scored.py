@@ -116,6 +116,22 @@ def test_vispruner_at_full_importance_is_plain_attention(tokens_of: Tokens) -> N
     assert torch.equal(result.tokens.features, source.features[most(source.saliency, 11, list(range(45)))])
 
 
+@pytest.mark.parametrize(("method", "ranked"), [(VisionZip(), 8), (PruMerge(), 8), (VisPruner(important=1.0), 9)])
+@pytest.mark.parametrize("scale", [1.0, 4e-6])
+def test_of_tokens_attended_to_alike_the_earliest_stay(
+    tokens_of: Tokens, method: VisionZip | PruMerge | VisPruner, ranked: int, scale: float
+) -> None:
+    """PP-12: three levels of attention, alone and in a batch; on a small scale the higher level is not lost among equals."""
+    source = tokens_of((1, 5, 6), seed=2)
+    saliency = torch.tensor([0.1, 0.5, 0.3])[torch.arange(30) % 3]
+    tied = dataclasses.replace(source, saliency=scale * saliency)
+    expected = most(saliency, ranked, list(range(30)))
+    others = [tokens_of((1, 5, 6), seed=seed) for seed in (3, 4)]
+    for found in (method([tied], [Budget(9)])[0], method([*others, tied], [Budget(9)] * 3)[2]):
+        places = {tuple(place) for place in found.tokens.positions.tolist()}
+        assert {tuple(source.positions[i].tolist()) for i in expected} <= places
+
+
 @pytest.mark.parametrize("method", [VisionZip(), PruMerge(), VisPruner()])
 def test_tokens_without_attention_are_refused(tokens_of: Tokens, method: VisionZip | PruMerge | VisPruner) -> None:
     """PP-01: never scores of nothing; the message says what to use instead."""
