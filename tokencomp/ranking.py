@@ -9,18 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmsdk.kernels.choice import TIE, first_best
+from mmsdk.kernels.choice import TIE, first_best, top
 
 __all__ = ["TIE", "first_best", "first_in_tiers", "others", "place", "rank_within", "ranked", "rescaled", "top", "top_within"]
-
-
-def top(scores: Float[Tensor, "*b n"], count: int) -> Int[Tensor, "*b m"]:
-    """The `count` tokens of largest score, in ascending order of their index; of those equal to the last one chosen, the earlier ones."""
-    if count == 0:
-        return torch.empty(*scores.shape[:-1], 0, dtype=torch.int64, device=scores.device)
-    last = scores.topk(count, dim=-1).values[..., -1:]
-    tier = (scores >= last - TIE).to(torch.int8) + (scores > last + TIE).to(torch.int8)
-    return tier.argsort(dim=-1, descending=True, stable=True)[..., :count].sort(dim=-1).values
 
 
 def top_within(scores: Float[Tensor, "b n"], group: Int[Tensor, "b n"], quota: Int[Tensor, "b g"]) -> Bool[Tensor, "b n"]:

@@ -6,6 +6,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 #include <vector>
@@ -138,6 +139,53 @@ void greedy(Source &source, float *loss, long count, float tie, long *out) {
     }
 }
 
+// The largest of n numbers, each with what is added to it.
+float largest(const float *x, const float *added, long n) {
+    float highs[LANES];
+    for (long l = 0; l < LANES; l++) highs[l] = -INFINITY;
+    long i = 0;
+    for (; i + LANES <= n; i += LANES)
+#pragma omp simd
+        for (long l = 0; l < LANES; l++) {
+            const float sum = x[i + l] + added[i + l];
+            highs[l] = sum > highs[l] ? sum : highs[l];
+        }
+    for (; i < n; i++) highs[0] = x[i] + added[i] > highs[0] ? x[i] + added[i] : highs[0];
+    for (long l = 1; l < LANES; l++) highs[0] = highs[l] > highs[0] ? highs[l] : highs[0];
+    return highs[0];
+}
+
+// What is left of n tokens when those at even places that are most like one at an odd place have gone, `step` at a time.
+void untwinned(const float *pairs, long n, long count, long step, float tie, long *out) {
+    std::vector<long> rest(n);
+    std::vector<float> shut(n, -INFINITY), near((n + 1) / 2), ordered((n + 1) / 2);
+    for (long i = 0; i < n; i++) rest[i] = i;
+    for (long left = n; left > count;) {
+        const long evens = (left + 1) / 2;
+        // all tokens but those at odd places are out of reach, so that a row is read from end to end
+        for (long i = 1; i < left; i += 2) shut[rest[i]] = 0;
+        for (long e = 0; e < evens; e++) near[e] = largest(pairs + rest[2 * e] * n, shut.data(), n);
+        for (long i = 1; i < left; i += 2) shut[rest[i]] = -INFINITY;
+        const long reach = step < left - count ? step : left - count, gone = reach < evens ? reach : evens;
+        float last = -INFINITY;
+        if (gone < evens) {
+            std::copy(near.begin(), near.begin() + evens, ordered.begin());
+            std::nth_element(ordered.begin(), ordered.begin() + gone, ordered.begin() + evens, [](float a, float b) { return a > b; });
+            last = ordered[gone];
+        }
+        long quota = evens - gone, kept = 0;
+        for (long e = 0; e < evens; e++) quota -= near[e] < last - tie;
+        for (long i = 0; i < left; i++) {
+            const float own = near[i / 2];
+            // of equal twins the earlier stays
+            const bool stays = i % 2 || own < last - tie || (own <= last + tie && quota-- > 0);
+            if (stays) rest[kept++] = rest[i];
+        }
+        left -= gone;
+    }
+    for (long i = 0; i < count; i++) out[i] = rest[i];
+}
+
 // Every input by itself, `apart` on threads of their own. Whether there was memory: nothing may be thrown out of threads.
 template <class Choose>
 bool each(long b, bool apart, Choose choose) {
@@ -155,7 +203,7 @@ bool each(long b, bool apart, Choose choose) {
 
 extern "C" {
 
-// first: [b]; out: [b, count]. Both say whether there was memory for it.
+// first: [b]; out: [b, count]. All say whether there was memory for it.
 long choose_farthest(const float *source, const long *first, long b, long n, long d, long whole, long count, float tie, long *out) {
     const bool alone = !whole && b < omp_get_max_threads() && n * d >= SHARED;
     return each(b, !alone, [=](long i) {
@@ -171,6 +219,11 @@ long choose_greedily(const float *source, float *loss, long b, long n, long d, l
         Source mine{source + i * n * (whole ? n : d), n, d, whole != 0, alone, {}};
         greedy(mine, loss + i * n, count, tie, out + i * count);
     });
+}
+
+// pairs: [b, n, n]; out: [b, count]
+long drop_twins(const float *pairs, long b, long n, long count, long step, float tie, long *out) {
+    return each(b, true, [=](long i) { untwinned(pairs + i * n * n, n, count, step, tie, out + i * count); });
 }
 
 }

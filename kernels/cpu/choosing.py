@@ -1,4 +1,4 @@
-"""Chains of choices in C++ (choosing.cpp): seeds as unlike each other as can be, and the greedy determinant, for inputs on the processor.
+"""Chains of choices in C++ (choosing.cpp) for inputs on the processor: unlike seeds, the greedy determinant, twins that are dropped.
 
 They choose what the torch loops of `mmsdk.kernels.ops` choose, by the same rule for what is equal (`mmsdk.kernels.choice`), without torch's
 calls between one choice and the next. All of it needs `library().functions`: ask `here` first.
@@ -15,7 +15,7 @@ from mmsdk.kernels.choice import TIE
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.pairs import ENTRIES
 
-__all__ = ["farthest", "greedy", "here"]
+__all__ = ["farthest", "greedy", "here", "untwinned"]
 
 # Bytes of vectors that a core reads again and again out of its own cache; all pairs at once pay where a third of their rows are wanted
 # of such, and a sixteenth of larger ones.
@@ -41,6 +41,15 @@ def greedy(y: Float[Tensor, "b n d"], count: int) -> Int[Tensor, "b m"]:
     """As `mmsdk.kernels.ops.dpp_greedy`, of 1 <= count <= n."""
     chosen = [_greedy(part, count) for part in y.split(_together(y, count))]
     return torch.cat(chosen) if len(chosen) > 1 else chosen[0]
+
+
+def untwinned(pairs: Float[Tensor, "b n n"], count: int, step: int) -> Int[Tensor, "b m"]:
+    """As `mmsdk.kernels.ops.drop_twins`, of 1 <= count <= n and step >= 1."""
+    pairs = pairs.detach().float().contiguous()
+    (b, n, _), out = pairs.shape, torch.empty(len(pairs), count, dtype=torch.int64)
+    if not _functions().drop_twins(pairs.data_ptr(), b, n, count, step, TIE, out.data_ptr()):
+        raise MemoryError(f"no memory to choose {count} of {n} tokens")
+    return out
 
 
 def _farthest(z: Tensor, first: Tensor, count: int) -> Tensor:

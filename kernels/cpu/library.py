@@ -53,9 +53,10 @@ _SIGNATURES = {
     "block_feed": (_POINTER, _POINTER, _POINTER, _LONG),
     "choose_farthest": (_POINTER, _POINTER, *(_LONG,) * 5, ctypes.c_float, _POINTER),
     "choose_greedily": (_POINTER, _POINTER, *(_LONG,) * 5, ctypes.c_float, _POINTER),
+    "drop_twins": (_POINTER, *(_LONG,) * 4, ctypes.c_float, _POINTER),
 }
 # Those that say whether there was memory.
-_TELLING = ("choose_farthest", "choose_greedily")
+_TELLING = ("choose_farthest", "choose_greedily", "drop_twins")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from mmsdk.kernels.ops import find, names
 from mmsdk.kernels.ops.assign_and_merge import assign_and_merge, nearest_centre, weighted_merge
 from mmsdk.kernels.ops.block_worth import block_worth
 from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
+from mmsdk.kernels.ops.drop_twins import drop_twins
 from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.kernels.ops.gather import gather
 from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8
@@ -297,6 +298,23 @@ def true_dpp_greedy(y: Tensor, count: int) -> Result:
     return (torch.tensor(rows),)
 
 
+def true_drop_twins(pairs: Tensor, count: int, step: int) -> Result:
+    """Round by round: those that stay are chosen one by one, the least alike first and of equals the earliest."""
+    rows = []
+    for like in pairs.double().tolist():
+        left = list(range(len(like)))
+        while len(left) > count:
+            near = {i: max(like[i][j] for j in left[1::2]) for i in left[::2]}
+            stay = len(near) - min(step, len(left) - count, len(near))
+            bar = sorted(near.values())[stay - 1] if stay else -1e9
+            sure = [i for i in near if near[i] < bar - 1e-6]
+            equal = [i for i in near if abs(near[i] - bar) <= 1e-6]
+            kept = {*sure, *equal[: stay - len(sure)], *left[1::2]}
+            left = [i for i in left if i in kept]
+        rows.append(left)
+    return (torch.tensor(rows),)
+
+
 def true_assign_and_merge(z: Tensor, centres: Tensor, x: Tensor, weight: Tensor | None) -> Result:
     """Token by token, group by group."""
     b, n, m = *z.shape[:2], centres.shape[1]
@@ -439,6 +457,7 @@ TRUTHS: dict[str, Callable[..., Result]] = {
     "block_sparse": true_block_sparse,
     "block_worth": true_block_worth,
     "dpp_greedy": true_dpp_greedy,
+    "drop_twins": true_drop_twins,
     "farthest_point": true_farthest_point,
     "flash_prefill": true_flash_prefill,
     "gather": true_gather,
@@ -561,6 +580,8 @@ def test_choices_are_those_of_the_slow_references(b: int, n: int, distinct: int,
     y = z * (1 + torch.arange(n) % distinct % 5)[:, None] / 5
     independent = min(count, distinct, 20)
     assert torch.equal(dpp_greedy(y, independent), true_dpp_greedy(y, independent)[0])
+    pairs, step = z @ z.mT, data.draw(st.integers(1, 9))
+    assert torch.equal(drop_twins(pairs, count, step), true_drop_twins(pairs, count, step)[0])
     cosine, labels, means, totals = assign_and_merge(z, z[:, :count], y)
     truth = true_assign_and_merge(z, z[:, :count], y, None)
     assert torch.equal(labels, truth[1])

@@ -13,6 +13,7 @@ from mmsdk.kernels.ops.block_gather import block_gather
 from mmsdk.kernels.ops.block_sparse import block_sparse, listed
 from mmsdk.kernels.ops.block_worth import block_worth
 from mmsdk.kernels.ops.dpp_greedy import dpp_greedy
+from mmsdk.kernels.ops.drop_twins import drop_twins
 from mmsdk.kernels.ops.farthest_point import farthest_point
 from mmsdk.kernels.ops.flash_prefill import flash_prefill
 from mmsdk.kernels.ops.gemv import gemv_int4, gemv_int8
@@ -54,6 +55,9 @@ def older(bits: str, page: int) -> Older:
         (lambda: farthest_point(normal(1, 3, 8), starts(0), 4), "4 of 3 tokens"),
         (lambda: farthest_point(normal(1, 3, 8), starts(0), 0), "0 of 3 tokens"),
         (lambda: dpp_greedy(normal(1, 3, 8), 4), "4 of 3 tokens"),
+        (lambda: drop_twins(normal(1, 3, 3), 4, 8), "4 of 3 tokens"),
+        (lambda: drop_twins(normal(1, 3, 3), 0, 8), "0 of 3 tokens"),
+        (lambda: drop_twins(normal(1, 3, 3), 2, 0), "0 tokens at a time"),
         (lambda: nearest_centre(normal(1, 3, 8), normal(1, 2, 8).half()), "torch.float16 meet vectors of torch.float32"),
         (lambda: assign_and_merge(normal(1, 3, 8), normal(1, 0, 8), normal(1, 3, 4)), "there is no centre"),
         (lambda: flash_prefill(normal(1, 5, 8), normal(1, 2, 8), normal(1, 2, 8), starts(0, 1), starts(0, 1), 1, 1.0), "5 query heads"),

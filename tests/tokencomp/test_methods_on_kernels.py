@@ -16,7 +16,7 @@ from mmsdk.tokencomp.types import Compressor
 PACKAGE = "mmsdk.tokencomp.methods"
 # those that learned their groups (braco) and those that prune by scores alone use what the others use
 METHODS = ["cdpruner", "divprune", "fastvid", "p4q", "prumerge", "simplecluster", "visionzip", "vispruner"]
-USED = ["assign_and_merge", "dpp_greedy", "farthest_point", "gather", "pair_similarity"]
+USED = ["assign_and_merge", "dpp_greedy", "drop_twins", "farthest_point", "gather", "pair_similarity"]
 
 PROGRAM = """
 import dataclasses, importlib, json, sys

@@ -15,11 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmsdk.errors import PluginError
+from mmsdk.kernels.ops.drop_twins import drop_twins
 from mmsdk.kernels.ops.pair_similarity import pair_similarity
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.ranking import others, rescaled, top
 from mmsdk.tokencomp.share import at_most
-from mmsdk.tokencomp.similarity import best_match, few, rows_at, unit
+from mmsdk.tokencomp.similarity import ENTRIES, best_match, few, rows_at, unit
 from mmsdk.tokencomp.stack import Stack, in_stacks
 from mmsdk.tokencomp.types import Compressed, Side
 from mmsdk.vision.types import VisualTokens
@@ -59,14 +60,15 @@ def _without_duplicates(z: Float[Tensor, "b n d"], rest: Int[Tensor, "b r"], cou
     """`count` of the tokens `rest`: at each step the tokens at even places that have the nearest twins at odd places go."""
     if count == 0:
         return rest[:, :0]
-    pairs = pair_similarity(z, z) if few(*z.shape[:2]) else None
-    while rest.shape[1] > count:
+    # where there are too many for all pairs of an input to be held, the first rounds go by slices
+    while rest.shape[1] > count and not few(1, rest.shape[1]):
         even, odd = rest[:, ::2], rest[:, 1::2]
-        if pairs is None:
-            similarity, _ = best_match(rows_at(z, even), rows_at(z, odd))
-        else:
-            similarity = rows_at(pairs, even).gather(2, odd[:, None].expand(-1, even.shape[1], -1)).amax(dim=2)
+        near, _ = best_match(rows_at(z, even), rows_at(z, odd))
         # of equal twins the earlier stays
-        stays = top(-similarity, even.shape[1] - min(step, rest.shape[1] - count, even.shape[1]))
+        stays = top(-near, even.shape[1] - min(step, rest.shape[1] - count, even.shape[1]))
         rest = torch.cat([even.gather(1, stays), odd], dim=1).sort(dim=1).values
-    return rest
+    if rest.shape[1] == count:
+        return rest
+    some = max(1, ENTRIES // rest.shape[1] ** 2)
+    parts = rows_at(z, rest).split(some)
+    return rest.gather(1, torch.cat([drop_twins(pair_similarity(part, part), count, step) for part in parts]))

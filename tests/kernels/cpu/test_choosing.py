@@ -9,6 +9,7 @@ from mmsdk.errors import InputError
 from mmsdk.kernels.cpu import choosing
 from mmsdk.kernels.cpu.library import library
 from mmsdk.kernels.ops import dpp_greedy as dpp
+from mmsdk.kernels.ops import drop_twins as twins
 from mmsdk.kernels.ops import farthest_point as farthest_points
 
 pytestmark = pytest.mark.skipif(library().functions is None, reason=library().state)
@@ -77,6 +78,22 @@ def test_determinants_are_those_of_the_loops(b: int, n: int, d: int, count: int,
     assert torch.equal(found, dpp.OP.reference(y, count)[0])
     assert found.tolist() == [slow_greedy(row, count) for row in y]
     assert torch.equal(dpp.dpp_greedy(y, count), found)
+
+
+@pytest.mark.parametrize("step", [1, 8, 100])
+@pytest.mark.parametrize(("b", "n", "d", "count", "distinct"), SHAPES)
+def test_twins_that_are_left_are_those_of_the_loops(b: int, n: int, d: int, count: int, distinct: int, step: int) -> None:
+    """PP-12: copies tie in every round."""
+    z = drawn(b, n, d, distinct)
+    pairs = z @ z.mT
+    found = choosing.untwinned(pairs, count, step)
+    assert found.dtype == torch.int64 and torch.equal(found, twins.OP.reference(pairs, count, step)[0])
+    assert torch.equal(twins.drop_twins(pairs, count, step), found)
+    # noise below a millionth, as another order of adding brings it, decides nothing
+    noise = 2e-8 * torch.randn(pairs.shape, generator=torch.Generator().manual_seed(1)).clamp(-3, 3)
+    if distinct < n:
+        assert torch.equal(choosing.untwinned(pairs + noise, count, step), found)
+    assert torch.equal(torch.cat([choosing.untwinned(one[None], count, step) for one in pairs]), found)
 
 
 def test_what_is_chosen_stays_the_same_from_rows_and_from_pairs_alone_and_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,17 @@ import dataclasses
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmsdk.errors import InputError, PluginError
+from mmsdk.kernels.cpu.library import library
 from mmsdk.tokencomp.budget import Budget
+from mmsdk.tokencomp.methods import vispruner
 from mmsdk.tokencomp.methods.prumerge import PruMerge
 from mmsdk.tokencomp.methods.visionzip import VisionZip
 from mmsdk.tokencomp.methods.vispruner import VisPruner
@@ -18,6 +22,20 @@ from mmsdk.tokencomp.types import Compressed
 from mmsdk.vision.types import VisualTokens
 
 Tokens = Callable[..., VisualTokens]
+
+
+class Called(TorchDispatchMode):
+    """Counts the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **kwargs or {})
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -108,6 +126,29 @@ def test_vispruner_equals_its_rules(tokens_of: Tokens, m: int, n: int, share: st
         rest = [i for i in rest if i not in gone]
     (result,) = VisPruner(important=float(share))([source], [Budget(m)])
     assert torch.equal(result.tokens.features, source.features[sorted(important + rest)])
+
+
+def test_vispruner_by_slices_equals_vispruner_by_pairs(tokens_of: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the pairs of one input are too many to be held until some have gone, and those of several together."""
+    sources = [tokens_of((1, 6, 15), seed=seed) for seed in range(3)]
+    for m in (1, 7, 50, 80):
+        plain = VisPruner()(sources, [Budget(m)] * 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(vispruner, "few", lambda b, n: n <= 60)
+            patch.setattr(vispruner, "ENTRIES", 2 * 60 * 60)
+            sliced = VisPruner()(sources, [Budget(m)] * 3)
+        assert all(torch.equal(a.audit.assignment, b.audit.assignment) for a, b in zip(plain, sliced, strict=True))
+
+
+@pytest.mark.skipif(library().functions is None, reason=library().state)
+def test_vispruner_calls_torch_as_often_for_many_tokens_as_for_few(tokens_of: Tokens) -> None:
+    """Its rounds, of which there are more the more tokens there are, are one call."""
+    calls = []
+    for n in (60, 300):
+        with Called() as called:
+            VisPruner()([tokens_of((1, 1, n), seed=seed) for seed in (0, 1)], [Budget(6)] * 2)
+        calls.append(called.count)
+    assert calls[0] == calls[1]
 
 
 def test_vispruner_at_full_importance_is_plain_attention(tokens_of: Tokens) -> None:
