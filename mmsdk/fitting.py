@@ -16,6 +16,7 @@ import torch
 from mmsdk.compress import Compression, Method, Step
 from mmsdk.encoded import Encoded
 from mmsdk.errors import BudgetError, InputError, MmsdkError
+from mmsdk.kv.memory import Memory
 from mmsdk.latency import Latency, latency_of
 from mmsdk.models.types import VLM
 from mmsdk.prompt import Prompt
@@ -41,9 +42,9 @@ class Fit:
     latency: tuple[Latency, ...] = ()
 
     @staticmethod
-    def of(vlm: VLM, compression: Compression) -> "Fit":
+    def of(vlm: VLM, compression: Compression, memory: Memory) -> "Fit":
         """Measures this machine where a target asks for it and nobody did before; see `mmsdk.latency.latency_of`."""
-        return Fit(vlm, compression, (latency_of(vlm),) if compression.aimed else ())
+        return Fit(vlm, compression, (latency_of(vlm, memory),) if compression.aimed else ())
 
     def __call__(self, prompts: Mapping[int, Prompt]) -> dict[int, Compression | MmsdkError]:
         """The plan of each row; a target that a row cannot meet, and an input that cannot be seen, is that row's error."""

@@ -1,12 +1,13 @@
 """How long this machine takes to read a prompt, by its length: measured once, kept in the user's cache folder.
 
-    latency = latency_of(vlm)       # a few seconds with a progress bar, the first time only
-    latency(300)                    # milliseconds of a prefill of 300 tokens
+    latency = latency_of(vlm, memory)   # a few seconds with a progress bar, the first time only
+    latency(300)                        # milliseconds of a prefill of 300 tokens into such a memory
 
-What is kept is told by machine, model, number format and thread count; under another of these it is measured again. Deleting
-`<cache>/latency` forgets all of it.
+What is kept is told by machine, model, number format, thread count and kind of memory (`kv`): writing into blocks, rounding and choosing
+what stays take time of their own. Under another of these it is measured again. Deleting `<cache>/latency` forgets all of it.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -23,9 +24,10 @@ import torch
 from tqdm import tqdm
 
 from mmsdk.cache import cache_folder
-from mmsdk.decoder.prefill import Laid, prefilled
+from mmsdk.decoder.prefill import Laid, capacities, prefill_into
 from mmsdk.decoder.spans import Span
 from mmsdk.errors import ModelError, WeightsError
+from mmsdk.kv.memory import DenseMemory, Memory, Shape
 from mmsdk.models.types import VLM
 from mmsdk.vision.types import VisualTokens
 from mmsdk.vision.values import cause
@@ -39,6 +41,7 @@ SECONDS = 5.0
 RUNS = 3
 # Space in the cache for an answer, as in an ordinary call.
 ROOM = 128
+_DENSE = DenseMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,13 @@ class Latency:
         return float(self.ms[-1] * (length / last) ** min(2.0, max(1.0, exponent)))
 
 
-def latency_of(vlm: VLM) -> Latency:
-    """The latency model of this machine for a model: what is kept of it, else measured now and kept.
+def latency_of(vlm: VLM, memory: Memory = _DENSE) -> Latency:
+    """The latency model of this machine for a model and a kind of memory: what is kept of it, else measured now and kept.
 
     Of several processes that want it at the same time one measures, and the others wait. Raises WeightsError where the cache folder
     cannot be written.
     """
-    file, key = latency_file(vlm), _key(vlm)
+    file, key = latency_file(vlm, memory), _key(vlm, memory)
     kept = _kept(file, key)
     if kept is not None:
         return kept
@@ -86,23 +89,25 @@ def latency_of(vlm: VLM) -> Latency:
         kept = _kept(file, key)
         if kept is not None:
             return kept
-        latency = measure(vlm)
+        latency = measure(vlm, memory)
         _keep(latency, file, key)
         return latency
 
 
-def latency_file(vlm: VLM) -> Path:
-    """Where the latency model of a model on this machine is kept; not created here."""
-    digest = hashlib.sha256(json.dumps(_key(vlm), sort_keys=True).encode()).hexdigest()
+def latency_file(vlm: VLM, memory: Memory = _DENSE) -> Path:
+    """Where the latency model of a model and a kind of memory on this machine is kept; not created here."""
+    digest = hashlib.sha256(json.dumps(_key(vlm, memory), sort_keys=True).encode()).hexdigest()
     return cache_folder() / "latency" / f"{digest[:32]}.json"
 
 
-def measure(vlm: VLM) -> Latency:
+def measure(vlm: VLM, memory: Memory = _DENSE) -> Latency:
     """Time the projector and the decoder on prompts of noise: at each length one run to warm up, then the median of three.
 
-    Longer prompts are left out once they would take more than some seconds. The progress bar goes to stderr, and only to a terminal.
+    Longer prompts are left out once they would take more than some seconds. What they fill is a memory of the same kind, and no other. The
+    progress bar goes to stderr, and only to a terminal.
     """
-    began, found = time.perf_counter(), dict[int, float]()
+    # a copy of a memory recalls nothing, and nothing of this is to be recalled
+    memory, began, found = copy.deepcopy(memory), time.perf_counter(), dict[int, float]()
     lengths = [length for length in LENGTHS if length <= max(vlm.context, LENGTHS[1])]
     with tqdm(total=len(lengths), desc="measuring this machine, once", unit="length", disable=None) as bar:
         for length in lengths:
@@ -111,22 +116,25 @@ def measure(vlm: VLM) -> Latency:
             if len(found) > 1 and time.perf_counter() - began + due > SECONDS:
                 break
             tokens = _noise(vlm, length)
-            times = [_timed(vlm, tokens) for _ in range(1 + RUNS)]
+            times = [_timed(vlm, memory, tokens) for _ in range(1 + RUNS)]
             found[length] = statistics.median(times[1:])
             bar.update()
     # a short prompt that was disturbed while it was timed must not seem slower than a long one
     return Latency(tuple(found), tuple(accumulate(found.values(), max)))
 
 
-def _timed(vlm: VLM, tokens: VisualTokens) -> float:
+def _timed(vlm: VLM, memory: Memory, tokens: VisualTokens) -> float:
     """Milliseconds from visual tokens to the decoder's last hidden state, as the prefill stage has them."""
-    device = tokens.features.device
+    device, config = tokens.features.device, vlm.decoder.config
     _synchronised(device)
     started = time.perf_counter()
     with torch.no_grad():
         (embeddings,) = vlm.connect([tokens])
         row = Laid(embeddings, torch.arange(len(embeddings)), (Span(-1, (len(embeddings),)),))
-        prefilled(vlm.decoder, [row], (), ROOM, last=1)
+        shape = Shape(config.layers, config.kv_heads, config.entry, embeddings.dtype, embeddings.device, config.levels)
+        cache, _ = memory.begin(shape, capacities(vlm.decoder, [row], (), ROOM), [()], room=ROOM)
+        prefill_into(vlm.decoder, [row], (), cache, memory.chunk, last=1)
+        memory.learn(cache, [()])
     _synchronised(device)
     return 1000 * (time.perf_counter() - started)
 
@@ -149,7 +157,7 @@ def _noise(vlm: VLM, length: int) -> VisualTokens:
     )  # fmt: skip
 
 
-def _key(vlm: VLM) -> dict[str, str | int]:
+def _key(vlm: VLM, memory: Memory) -> dict[str, str | int]:
     """Everything that the times depend on and that can be told without measuring."""
     weights = list(vlm.decoder.parameters())
     device = weights[0].device
@@ -164,6 +172,7 @@ def _key(vlm: VLM) -> dict[str, str | int]:
         "shape": repr(vlm.decoder.config),
         "bytes": sum(weight.numel() * weight.element_size() for weight in (*weights, *vlm.decoder.buffers())),
         "dtype": str(weights[0].dtype),
+        "memory": repr(memory),
     }
 
 

@@ -170,7 +170,7 @@ def lay_out(
     """The same up to the decoder; see `prepare`."""
     if room >= vlm.context:
         raise InputError(f"{room} leaves no room for a prompt: the model holds {vlm.context} tokens; ask for fewer", item="max_tokens")
-    cuts, fit = cuts_of(compression, vlm.decoder.config.layers), Fit.of(vlm, compression)
+    cuts, fit = cuts_of(compression, vlm.decoder.config.layers), Fit.of(vlm, compression, recall.memory)
     with torch.no_grad():
         with clock.stage("load"):
             prompts, errors = parted(read(items, first))

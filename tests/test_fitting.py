@@ -13,10 +13,12 @@ from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import BudgetError, InputError
 from mmsdk.fitting import lengths
+from mmsdk.kv.memory import memory_of
 from mmsdk.latency import latency_file, latency_of
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.pipeline import Pipeline
+from mmsdk.recall import recalling
 from mmsdk.stages import Clock, prepare
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.encode import Encoder
@@ -67,6 +69,20 @@ def test_the_prompt_is_as_long_as_the_time_allows(pipe: Pipeline, method: str) -
     for room in (2, 5, 9, 16, 100):
         answer = pipe(picture(0), "What is it?", max_tokens=2, compress=f"{method}:auto@prefill<{least + room}ms")
         assert answer.tokens.kept == min(room, 16) and answer.tokens.prompt == least + min(room, 16)
+
+
+@pytest.mark.parametrize("kv", ["paged", "int8"])
+def test_the_time_is_that_of_the_memory_that_is_asked_for(pipe: Pipeline, kv: str) -> None:
+    """Which is said to take twice as long as the dense one."""
+    slower = Pipeline(pipe.vlm, recall=recalling(kv))
+    latency_of(pipe.vlm, memory_of(kv))
+    file = latency_file(pipe.vlm, memory_of(kv))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lengths": [1, 1000], "ms": [2.0, 2000.0]}))
+    least = words(pipe, "What is it?")
+    for room in (2, 9):
+        spec = f"uniform:auto@prefill<{2 * (least + room)}ms"
+        assert slower(picture(0), "What is it?", max_tokens=2, compress=spec).tokens.kept == room
+        assert pipe(picture(0), "What is it?", max_tokens=2, compress=spec).tokens.kept == min(16, least + 2 * room)
 
 
 def test_what_cannot_be_had_is_told(pipe: Pipeline) -> None:

@@ -1,6 +1,7 @@
 """What a prefill takes on this machine: the curve, and what is kept of it."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
 from mmsdk.errors import ModelError, WeightsError
+from mmsdk.kv.memory import PagedMemory, RoundedMemory, memory_of
+from mmsdk.kv.types import KVCache
 from mmsdk.latency import Latency, latency_file, latency_of, measure
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
@@ -91,6 +94,27 @@ def test_another_model_dtype_or_number_of_threads_has_its_own(vlm: Mini) -> None
     finally:
         torch.set_num_threads(threads)
     assert len(files) == 4
+
+
+def test_each_kind_of_memory_has_its_own_and_is_what_is_measured(vlm: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pool holds is no part of its kind, and measuring leaves a pool as it was."""
+    monkeypatch.setenv("MMSDK_CACHE", str(tmp_path))
+    kinds = ("dense", "paged", "int8", "int4", "snapkv:0.25", "snapkv:0.5", "window:16")
+    assert len({latency_file(vlm, memory_of(kind)) for kind in kinds}) == len(kinds)
+    assert latency_file(vlm) == latency_file(vlm, memory_of("dense"))
+    assert latency_file(vlm, memory_of("paged")) == latency_file(vlm, memory_of("paged"))
+    read, learn = list[int](), RoundedMemory.learn
+
+    def noted(memory: RoundedMemory, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:
+        read.append(int(cache.position[0]))
+        learn(memory, cache, keys)
+
+    monkeypatch.setattr(RoundedMemory, "learn", noted)
+    pool = PagedMemory()
+    for memory in (memory_of("int8"), pool, memory_of("snapkv:0.25")):
+        assert latency_of(vlm, memory) == latency_of(vlm, memory) and latency_file(vlm, memory).is_file()
+    assert set(read) in ({8, 32}, {8, 32, 64}) and pool.held == 0 and not pool._pools
+    assert not latency_file(vlm).exists()
 
 
 def test_a_cache_that_cannot_be_written_is_named(vlm: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,10 @@ class PagedMemory:
         self._promised: dict[Shape, int] = {}
         self._lock = threading.RLock()
 
+    def __repr__(self) -> str:
+        """The kind: what is in it is no part of that."""
+        return "PagedMemory()"
+
     def __deepcopy__(self, memo: dict[int, object]) -> "PagedMemory":
         """Another pool, in which nothing is remembered yet."""
         return PagedMemory()
