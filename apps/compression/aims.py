@@ -1,13 +1,14 @@
 """What the methods of compression were to reach on mini, beside what the rows of the bench say: met or not, each with its numbers.
 
 The aims are the papers' own figures on their own models, taken as bars for a far smaller one; where a paper says no number, the aim is
-ours and says so. What is behind ± is half of a 95 % interval: a bar inside it is neither met nor missed for sure.
+ours and says so. An aim for answers is met or missed where its bar lies outside the 95 % interval of what was reached; inside it, so few
+questions cannot tell.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from math import sqrt
 
 from mmsdk.apps.console import Cell
+from mmsdk.apps.intervals import matched_ratio, ratio
 
 __all__ = ["aims"]
 
@@ -41,7 +42,7 @@ def _best(rows: Sequence[Row]) -> Iterator[Row]:
         if front and best not in front:
             second = max(front, key=lambda row: _number(row["accuracy"]))
             told += f"; in front of the language model, {second['method']}: {_percent(second)}"
-        yield _aim("simplecluster ahead of every untrained method, clips at 1 %", "first", told, _right(mine) > _right(best))
+        yield _aim("simplecluster ahead of every untrained method, clips at 1 %", "first", told, _verdict(_beside(mine, best), 1))
 
 
 def _deft(rows: Sequence[Row]) -> Iterator[Row]:
@@ -53,14 +54,17 @@ def _deft(rows: Sequence[Row]) -> Iterator[Row]:
 def _dora(rows: Sequence[Row]) -> Iterator[Row]:
     """Operations, answers and speed of the actor by itself, on pictures; speed is of runs in turn with the whole encoder."""
     for row in _of(rows, "dora-adaptive", "image"):
-        lighter, lost = 1 - _number(row["encoder_flops"]), round(_number(row["accuracy_full"]) - _number(row["accuracy"]), 9)
-        told = f"{100 * lighter:.1f} % less, {100 * lost:.1f} points lost ({_counted(row)})"
+        lighter, full = 1 - _number(row["encoder_flops"]), _number(row["accuracy_full"])
+        least, most = (100 * full * (1 - kept) for kept in reversed(_interval(row)))
+        lost = 100 * (full - _number(row["accuracy"]))
+        told = f"{100 * lighter:.1f} % less, {lost:.1f} points lost ({least:.1f} to {most:.1f}; {_counted(row)})"
         wanted = f"{100 * _LIGHTER:.0f} % less, at most 1 point lost"
-        yield _aim("dora, operations of the encoder on pictures", wanted, told, lighter >= _LIGHTER and lost <= 0.01)
+        met = _verdict(_interval(row), 1 - 0.01 / max(full, 1e-9)) if lighter >= _LIGHTER else "no"
+        yield _aim("dora, operations of the encoder on pictures", wanted, told, met)
     turns = {row["method"]: _number(row["encode_ms"]) for row in rows if row["media"] == "image, in turn"}
     if "dora-adaptive" in turns:
         faster = turns["identity"] / turns["dora-adaptive"]
-        yield _aim("dora, pictures a second through the encoder", "more", f"{faster:.2f} times the whole encoder's", faster > 1)
+        yield _aim("dora, pictures a second through the encoder", "more", f"{faster:.2f} times the whole encoder's", _yes(faster > 1))
 
 
 def _braco(rows: Sequence[Row]) -> Iterator[Row]:
@@ -72,7 +76,7 @@ def _braco(rows: Sequence[Row]) -> Iterator[Row]:
             best = max(rivals, key=lambda other: _number(other["accuracy"]))
             told = f"{_percent(row)}; the best untrained at 100x, {best['method']}: {_percent(best)}"
             name = f"braco, trained, {1 / _number(row['retention']):.0f}x on clips"
-            yield _aim(name, "no less than any untrained one (ours)", told, _right(row) >= _right(best))
+            yield _aim(name, "no less than any untrained one (ours)", told, _verdict(_beside(row, best), 1))
 
 
 def _choosing(rows: Sequence[Row]) -> Iterator[Row]:
@@ -81,7 +85,7 @@ def _choosing(rows: Sequence[Row]) -> Iterator[Row]:
     if shares:
         worst, within = max(shares, key=lambda name: shares[name]), sum(share < _SAVED for share in shares.values())
         told = f"{within} of {len(shares)}; most takes {worst}, {100 * shares[worst]:.1f} %"
-        yield _aim("choosing beside the prefill that it saves, at 10 %", f"under {100 * _SAVED:g} %", told, within == len(shares))
+        yield _aim("choosing beside the prefill that it saves, at 10 %", f"under {100 * _SAVED:g} %", told, _yes(within == len(shares)))
 
 
 def _whole(rows: Sequence[Row]) -> Iterator[Row]:
@@ -90,7 +94,7 @@ def _whole(rows: Sequence[Row]) -> Iterator[Row]:
     if ends:
         best = max(ends, key=lambda row: _number(row["speedup"]))
         told = f"{_number(best['speedup']):.2f} times by {best['method']}"
-        yield _aim(f"{best['media']} at 10 %, pixels to answer", f"{_SPEED} times", told, _number(best["speedup"]) >= _SPEED)
+        yield _aim(f"{best['media']} at 10 %, pixels to answer", f"{_SPEED} times", told, _yes(_number(best["speedup"]) >= _SPEED))
 
 
 def _kept(rows: Sequence[Row], method: str, media: str, share: float, wanted: float) -> Iterator[Row]:
@@ -100,12 +104,24 @@ def _kept(rows: Sequence[Row], method: str, media: str, share: float, wanted: fl
 
 
 def _share(row: Row, name: str, wanted: float) -> Row:
-    told = f"{_percent(row)} ± {100 * _margin(row):.0f} ({_counted(row)})"
-    return _aim(name, f"{100 * wanted:.3g} % of full", told, _part(row) >= wanted)
+    low, high = _interval(row)
+    told = f"{_percent(row)} ({100 * low:.0f} to {100 * high:.0f} %; {_counted(row)})"
+    return _aim(name, f"{100 * wanted:.3g} % of full", told, _verdict((low, high), wanted))
 
 
-def _aim(name: str, wanted: str, reached: str, met: bool) -> Row:
-    return {"aim": name, "wanted": wanted, "reached": reached, "met": "yes" if met else "no"}
+def _aim(name: str, wanted: str, reached: str, met: str) -> Row:
+    return {"aim": name, "wanted": wanted, "reached": reached, "met": met}
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+def _verdict(interval: tuple[float, float], bar: float) -> str:
+    low, high = interval
+    if low >= bar:
+        return "yes"
+    return "no" if high < bar else "cannot tell"
 
 
 def _of(rows: Sequence[Row], method: str, media: str) -> list[Row]:
@@ -151,11 +167,22 @@ def _percent(row: Row) -> str:
     return f"{100 * _part(row):.0f} % of full"
 
 
-def _margin(row: Row) -> float:
-    """Half of the 95 % interval of `_part`, from which of the same questions each answered (delta method)."""
-    part, full = _part(row), max(1, round(_number(row["accuracy_full"]) * _number(row["n"])))
-    worse, better = (_number(row.get(which, 0)) for which in ("worse", "better"))
-    return 1.96 * sqrt((full - worse) * (1 - part) ** 2 + worse * part**2 + better) / full
+def _interval(row: Row) -> tuple[float, float]:
+    """Of the share of the uncompressed model's right answers: by the questions that one of the two alone answers, where rows tell them."""
+    full = _full(row)
+    if "worse" not in row:
+        return ratio(_right(row), full, round(_number(row["n"])))
+    worse, better = round(_number(row["worse"])), round(_number(row["better"]))
+    return matched_ratio(full - worse, worse, better)
+
+
+def _beside(row: Row, other: Row) -> tuple[float, float]:
+    """The interval of how many times as much a row answers as another; which of the questions each answers no row tells of the other."""
+    return ratio(_right(row), _right(other), round(_number(row["n"])))
+
+
+def _full(row: Row) -> int:
+    return round(_number(row["accuracy_full"]) * _number(row["n"]))
 
 
 def _counted(row: Row) -> str:

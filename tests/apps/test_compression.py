@@ -225,9 +225,9 @@ def test_aims_are_met_or_not_by_the_rows_alone() -> None:
         return row(method, str(more.pop("stage", "projector")), **told | more)
 
     rows = [
-        clip("identity", 1.0, 0.8, prefill_ms=102.0), clip("simplecluster", 0.1, 0.79), clip("simplecluster", 0.01, 0.7),
-        clip("random", 0.01, 0.7), clip("fastv", 0.01, 0.72, stage="decoder"),
-        clip("deft", 0.1, 0.72), clip("deft", 0.2, 0.76, choose_ms=9.0), clip("simplecluster + deft", 0.01, 0.8),
+        clip("identity", 1.0, 0.8, prefill_ms=102.0), clip("simplecluster", 0.1, 0.79), clip("simplecluster", 0.01, 0.5),
+        clip("random", 0.01, 0.5), clip("fastv", 0.01, 0.72, stage="decoder"),
+        clip("deft", 0.1, 0.5), clip("deft", 0.2, 0.8, choose_ms=9.0), clip("simplecluster + deft", 0.01, 0.8),
         clip("braco-trained", 0.01, 0.8), clip("identity", 1.0, 0.8, media="image"),
         clip("dora-adaptive", 0.6, 0.79, media="image", encoder_flops=0.62, stage="encoder"),
         clip("identity", 1.0, None, media="image, in turn", encode_ms=100.0, speedup=1.0),
@@ -237,25 +237,31 @@ def test_aims_are_met_or_not_by_the_rows_alone() -> None:
     ]  # fmt: skip
     found = {str(one["aim"]): (one["met"], str(one["reached"])) for one in aims(completed(rows))}
     assert {name: met for name, (met, _) in found.items()} == {
-        "simplecluster, clips at 10 %": "yes",
+        "simplecluster, clips at 10 %": "cannot tell",
         "simplecluster, clips at 1 %": "no",
         # what was trained, and a chain, are no rivals
         "simplecluster ahead of every untrained method, clips at 1 %": "no",
         "deft, clips at 20 %": "yes",
         "deft, clips at 10 %": "no",
-        "dora, operations of the encoder on pictures": "yes",
+        # a point is not to be told by a hundred questions
+        "dora, operations of the encoder on pictures": "cannot tell",
         "dora, pictures a second through the encoder": "no",
-        "braco, trained, 100x on clips": "yes",
+        "braco, trained, 100x on clips": "cannot tell",
         "choosing beside the prefill that it saves, at 10 %": "yes",
         "clip of 16 frames at 10 %, pixels to answer": "yes",
     }
-    best = "87 % of full; the best other, fastv: 90 % of full; in front of the language model, random: 87 % of full"
+    best = "62 % of full; the best other, fastv: 90 % of full; in front of the language model, random: 62 % of full"
     assert found["simplecluster ahead of every untrained method, clips at 1 %"][1] == best
     tied = [one for one in rows if one["method"] != "fastv"]
-    assert [one["met"] for one in aims(completed(tied)) if "ahead" in str(one["aim"])] == ["no"]
-    assert found["simplecluster, clips at 10 %"][1] == "99 % of full ± 2 (79 right of 100, uncompressed 80)"
+    assert [one["met"] for one in aims(completed(tied)) if "ahead" in str(one["aim"])] == ["cannot tell"]
+    assert found["simplecluster, clips at 10 %"][1] == "99 % of full (95 to 102 %; 79 right of 100, uncompressed 80)"
     assert found["choosing beside the prefill that it saves, at 10 %"][1] == "2 of 2; most takes simplecluster on clips, 1.0 %"
     assert found["dora, pictures a second through the encoder"][1] == "0.80 times the whole encoder's"
+    assert found["dora, operations of the encoder on pictures"][1].startswith("38.0 % less, 1.0 points lost (-1.8 to 3.7; ")
+    old = [{key: cell for key, cell in one.items() if key not in ("worse", "better")} for one in completed(rows)]
+    wider = {str(one["aim"]): (one["met"], str(one["reached"])) for one in aims(old)}
+    assert wider["simplecluster, clips at 10 %"] == ("cannot tell", "99 % of full (86 to 114 %; 79 right of 100, uncompressed 80)")
+    assert wider["deft, clips at 20 %"][0] == "cannot tell" and wider["deft, clips at 10 %"][0] == "no"
 
 
 def test_stages_are_told_from_the_encoder_on() -> None:
