@@ -1,7 +1,7 @@
 """The training loop: a batch of episodes, an update of actor and critic, a step of the closed loop; resumable exactly, Ctrl-C saves."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -37,37 +37,43 @@ class World:
 
 @dataclass(slots=True)
 class Learner:
-    """What is learned: actor, critic, their optimiser, and lambda."""
+    """What is learned: actor, critic, their optimiser, and lambda. `settings` are what they are learned with."""
 
     actor: Actor
     critic: Critic
     optimiser: torch.optim.Optimizer
     loop: Loop
+    settings: dict[str, str]
 
     @staticmethod
-    def of(actor: Actor, inputs: int, loop: Loop, recipe: Recipe) -> "Learner":
+    def of(world: World, actor: Actor, recipe: Recipe) -> "Learner":
         torch.manual_seed(recipe.seed)
-        critic = Critic(inputs)
+        critic = Critic(2 * actor.config.width + 2 + 2 * world.pool.labels.shape[1] + 3)
         ranks = actor.ranking()
         others = [p for p in actor.parameters() if all(p is not rank for rank in ranks)]
         groups = [
             {"params": others, "lr": recipe.lr}, {"params": ranks, "lr": recipe.rank_lr},
             {"params": list(critic.parameters()), "lr": recipe.critic_lr},
         ]  # fmt: skip
-        return Learner(actor, critic, torch.optim.Adam(groups), loop)
+        return Learner(actor, critic, torch.optim.Adam(groups), Loop(actor.config.drop), _settings(world, actor, recipe))
 
     def save(self, folder: Path, update: int) -> None:
         """Everything a resumed run needs, written whole or not at all."""
         parts = {"actor": self.actor.state_dict(), "critic": self.critic.state_dict()}
-        facts = {"update": str(update), "price": repr(self.loop.price), "drop": repr(self.loop.drop)}
+        facts = {"update": str(update), "price": repr(self.loop.price), "drop": repr(self.loop.drop), "settings": json.dumps(self.settings)}
         kept.save(folder / CHECKPOINT, parts, self.optimiser, facts)
 
     def resume(self, folder: Path) -> int:
-        """Load the checkpoint, if there is one; returns the update to go on with."""
+        """Load the checkpoint, if there is one; returns the update to go on with. Raises InputError where it was made with other settings."""
         path = folder / CHECKPOINT
         if not path.exists():
             return 0
         parts, facts = kept.resume(path, self.optimiser)
+        made = json.loads(facts["settings"])
+        for name, value in self.settings.items():
+            if made.get(name) != value:
+                told = f"it was made with {name} {made.get(name)}, and this is {value}"
+                raise InputError(f"{told}; give what it was made with, or name another folder", item=str(path))
         self.actor.load_state_dict(parts["actor"])
         self.critic.load_state_dict(parts["critic"])
         self.loop = Loop(self.loop.target, float(facts["price"]), float(facts["drop"]))
@@ -78,12 +84,11 @@ def train(world: World, actor: Actor, recipe: Recipe, folder: Path, stop_after: 
     """Train the actor in place from the last checkpoint in `folder` to the end, or `stop_after` updates; Ctrl-C saves before it leaves.
 
     Gives the updates that the actor has had, and the closed loop as it stands. Raises InputError where there are fewer pictures than one
-    update takes.
+    update takes, and where the checkpoint was made with other settings; only `updates` may be others, for a run may go on longer.
     """
     if len(world.pool) < recipe.rows:
         raise InputError(f"{recipe.rows} pictures make an update, and the pool has {len(world.pool)}", item=str(folder))
-    inputs = 2 * actor.config.width + 2 + 2 * world.pool.labels.shape[1] + 3
-    learner = Learner.of(actor, inputs, Loop(actor.config.drop), recipe)
+    learner = Learner.of(world, actor, recipe)
     first = learner.resume(folder)
     done = first
     bar = tqdm(range(first, recipe.updates), initial=first, total=recipe.updates, desc="training", unit="update", mininterval=10)
@@ -99,6 +104,13 @@ def train(world: World, actor: Actor, recipe: Recipe, folder: Path, stop_after: 
             if last:
                 break
     return done, learner.loop
+
+
+def _settings(world: World, actor: Actor, recipe: Recipe) -> dict[str, str]:
+    """All that a run hangs on but how long it is."""
+    given = {"pictures": len(world.pool), "dtype": next(world.vit.parameters()).dtype}
+    told = asdict(recipe) | {f"actor's {name}": value for name, value in asdict(actor.config).items()} | given
+    return {name: str(value) for name, value in told.items() if name != "updates"}
 
 
 def _update(world: World, learner: Learner, recipe: Recipe, update: int) -> dict[str, float]:

@@ -278,6 +278,26 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     assert [line["update"] for line in log] == [1, 2, 3, 4] and all(0 <= line["saved"] < 1 for line in log)
 
 
+def test_a_run_goes_on_with_the_settings_that_it_began_with(tmp_path: Path) -> None:
+    """The one that differs is named, and nothing is written; how long it is to be may change."""
+    world, recipe = world_of(), Recipe(updates=2, rows=5, least=2, epochs=1)
+    train(world, actor_of(), recipe, tmp_path, 1)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    freer = Actor(replace(CONFIG, drop=2.0))
+    for told, given, actor, changed in (
+        ("rows 5, and this is 6", world, actor_of(), replace(recipe, rows=6)),
+        ("seed 0, and this is 1", world, actor_of(), replace(recipe, seed=1)),
+        ("rank_lr 0.0001, and this is 0.01", world, actor_of(), replace(recipe, rank_lr=0.01)),
+        ("actor's drop 1.0, and this is 2.0", world, freer, recipe),
+        ("pictures 12, and this is 11", world_of(11), actor_of(), recipe),
+    ):
+        with pytest.raises(InputError, match=told):
+            train(given, actor, changed, tmp_path)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    done, _ = train(world, actor_of(), replace(recipe, updates=3), tmp_path)
+    assert done == 3
+
+
 def test_too_few_pictures_are_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="32 pictures make an update, and the pool has 12"):
         train(world_of(), actor_of(), Recipe(), tmp_path)
