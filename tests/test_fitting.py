@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmsdk.answer import Answer
+from mmsdk.apps.train_dora.loop import export
 from mmsdk.compress import compression
 from mmsdk.decoder.config import DecoderConfig
 from mmsdk.decoder.transformer import Decoder
@@ -20,6 +21,7 @@ from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.pipeline import Pipeline
 from mmsdk.recall import recalling
 from mmsdk.stages import Clock, prepare
+from mmsdk.tokencomp.actor import Actor, ActorConfig
 from mmsdk.tokenizer import TextTokenizer
 from mmsdk.vision.encode import Encoder
 from mmsdk.vision.encoders.dinov2 import Dinov2
@@ -172,6 +174,47 @@ def test_what_a_method_cannot_keep_is_not_chosen(pipe: Pipeline, method: str) ->
     if method == "tome":
         with pytest.raises(BudgetError, match=rf"prefill<{least + 2}ms cannot be met"):
             pipe(frames, "What?", compress=f"tome:auto@prefill<{least + 2}ms")
+
+
+@pytest.fixture(scope="module")
+def dora(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An actor of random weights for the encoder above, as a knob."""
+    torch.manual_seed(1)
+    actor, path = Actor(ActorConfig(32, 3, hidden=16, eligible=(1, 2))), tmp_path_factory.mktemp("actor") / "actor.safetensors"
+    export(path, actor, "a test")
+    return f"actor={path},least=2"
+
+
+def test_an_actor_is_fitted_to_a_time_as_every_count_is(pipe: Pipeline, dora: str) -> None:
+    """Pictures and frames of clips, in a batch as alone; all of its tokens where there is time for them."""
+    least, question = words(pipe, "What is it?"), "What is it?"
+    for room in (2, 5, 9, 16, 100):
+        spec = f"dora:auto@prefill<{least + room}ms,{dora}"
+        together = pipe([(picture(0), question), (clip(1), question)], max_tokens=2, compress=spec)
+        assert isinstance(together[0], Answer) and together[0] == pipe(picture(0), question, max_tokens=2, compress=spec)
+        assert together[0].tokens.kept == min(room, 16) and together[0].tokens.prompt == least + min(room, 16)
+        if room < 4:
+            assert isinstance(together[1], BudgetError) and f"prefill<{least + room}ms cannot be met" in str(together[1])
+        else:
+            assert isinstance(together[1], Answer) and together[1].tokens.kept == min(room, 16)
+
+
+@pytest.mark.parametrize("method", ["tome", "dora"])
+def test_a_time_and_a_clip_that_has_a_frame_for_each_token(pipe: Pipeline, dora: str, method: str) -> None:
+    """Of four frames each keeps a token, so that four are the fewest, and what the time is told to be too short for."""
+    least, knob = words(pipe, "What?"), f",{dora}" if method == "dora" else ""
+    assert pipe(clip(1), "What?", max_tokens=2, compress=f"{method}:auto@prefill<{least + 100}ms{knob}").tokens.kept == 16
+    with pytest.raises(BudgetError, match=rf"take about {least + (4 if method == 'dora' else 8)} ms"):
+        pipe(clip(1), "What?", compress=f"{method}:auto@prefill<{least + 3}ms{knob}")
+
+
+@pytest.mark.parametrize("method", ["tome", "dora"])
+def test_no_time_lets_a_method_inside_the_encoder_work_on_what_was_encoded(pipe: Pipeline, dora: str, method: str) -> None:
+    knob, question = f",{dora}" if method == "dora" else "", "What is it?"
+    spec = f"{method}:auto@prefill<{words(pipe, question) + 5}ms{knob}"
+    before, after = pipe([(pipe.encode(picture(0)), question), (picture(1), question)], max_tokens=1, compress=spec)
+    assert isinstance(before, InputError) and f"{method} works inside the encoder, and this was encoded before" in str(before)
+    assert isinstance(after, Answer) and after.tokens.kept == 5
 
 
 @pytest.mark.parametrize("knobs", ["coder=mini", "span=frame", "basis=pca"])
