@@ -16,7 +16,7 @@ from torch import Tensor
 from mmsdk.kernels._triton import accumulable, jit, tl
 from mmsdk.kernels.case import Launch
 
-__all__ = ["ENTRIES", "few", "paired", "product_rows", "row_of", "rows_wanted", "side_by_side", "solid"]
+__all__ = ["ENTRIES", "all_pairs", "earliest", "few", "paired", "product_rows", "row_of", "side_by_side", "solid"]
 
 # Entries of a matrix over pairs, or of a slice of it, that may exist at one time: 8 MiB in float32.
 ENTRIES = 2**21
@@ -50,14 +50,9 @@ def product_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor,
     return lambda token: torch.bmm(z, flat.index_select(0, (token + starts).view(b))[..., None]).view(b, n)
 
 
-def rows_wanted(z: Float[Tensor, "b n d"], count: int) -> tuple[Tensor, tuple[Launch, ...], bool]:
-    """For a kernel that reads `count` rows with `row_of`: what it reads them from, what to launch before, and whether that is all pairs."""
-    z = solid(z)
-    b, n, _ = z.shape
-    if not _at_once(b, n, count):
-        return z, (), False
-    whole, launch = paired(z, z)
-    return whole, (launch,), True
+def all_pairs(z: Float[Tensor, "b n d"], count: int) -> tuple[Tensor, Launch] | None:
+    """For a kernel that wants `count` rows: where all pairs go, and their launch; none where each row is to be computed in its turn."""
+    return paired(z, z) if _at_once(*z.shape[:2], count) else None
 
 
 def _at_once(b: int, n: int, count: int) -> bool:
@@ -136,22 +131,33 @@ def row_of(
     n: tl.tensor,
     d: tl.tensor,
     stride: tl.tensor,
-    whole: tl.constexpr,
     block: tl.constexpr,
     channels: tl.constexpr,
 ) -> tl.tensor:
-    """Within a kernel: the products of one token with the tokens at `place`, read from the matrix of all pairs or computed from vectors."""
-    live = place < n
-    if whole:
-        found = tl.load(source + token * stride + place, mask=live, other=0.0)
-    else:
-        far = place.to(tl.int64) * stride
-        sums = tl.zeros([block, channels], tl.float32)
-        for at in range(0, d, channels):
-            channel = at + tl.arange(0, channels)
-            inside = channel < d
-            own = tl.load(source + token * stride + channel, mask=inside, other=0.0).to(tl.float32)
-            part = tl.load(source + far[:, None] + channel[None, :], mask=live[:, None] & inside[None, :], other=0.0)
-            sums += part.to(tl.float32) * own[None, :]
-        found = tl.sum(sums, 1)
-    return found
+    """Within a kernel: the products of one token with the tokens at `place`, computed from vectors."""
+    far = place.to(tl.int64) * stride
+    sums = tl.zeros([block, channels], tl.float32)
+    for at in range(0, d, channels):
+        channel = at + tl.arange(0, channels)
+        inside = channel < d
+        own = tl.load(source + token * stride + channel, mask=inside, other=0.0).to(tl.float32)
+        part = tl.load(source + far[:, None] + channel[None, :], mask=(place < n)[:, None] & inside[None, :], other=0.0)
+        sums += part.to(tl.float32) * own[None, :]
+    return tl.sum(sums, 1)
+
+
+@jit
+def earliest(values: tl.tensor, n: tl.tensor, tie: tl.constexpr, scan: tl.constexpr) -> tl.tensor:
+    """Within a kernel: the earliest of n numbers within `tie` of the least, and the first where that is no number."""
+    lows = tl.full([scan], float("inf"), tl.float32)
+    for at in range(0, n, scan):
+        place = at + tl.arange(0, scan)
+        lows = tl.minimum(lows, tl.load(values + place, mask=place < n, other=float("inf")))
+    bar = tl.min(lows, 0) + tie
+    hits = tl.full([scan], 2147483647, tl.int32)
+    for at in range(0, n, scan):
+        place = at + tl.arange(0, scan)
+        low = tl.load(values + place, mask=place < n, other=float("inf"))
+        hits = tl.minimum(hits, tl.where((low <= bar) & (place < n), place, 2147483647))
+    hit = tl.min(hits, 0)
+    return tl.where(hit < n, hit, 0).to(tl.int64)

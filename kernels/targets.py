@@ -56,8 +56,17 @@ def resources(op: Op, case: Case, dtype: torch.dtype, target: str) -> Resources:
             'compiling needs Triton (on Linux: pip install ".[kernels]" in the clone), and TRITON_INTERPRET not set', item=target
         )
     arguments = moved(case.make(torch.Generator().manual_seed(0), dtype), torch.device("meta"))
-    found = [_taken(compiled(launch, target), target) for launch in op.plan(*arguments).launches]
+    # a launch for each of many steps is compiled once
+    different = {_specialised(launch): launch for launch in op.plan(*arguments).launches}
+    found = [_taken(compiled(launch, target), target) for launch in different.values()]
     return Resources(*(max(column) for column in zip(*found, strict=True)))
+
+
+def _specialised(launch: Launch) -> object:
+    """What of a launch its compiled kernel hangs on."""
+    given = launch.arguments.items()
+    told = [(name, value.dtype if isinstance(value, Tensor) else (_kind(value), value == 1, value % 16 == 0)) for name, value in given]
+    return launch.kernel.fn, tuple(told), str(dict(launch.constants)), str(launch.options)
 
 
 def compiled(launch: Launch, target: str) -> Any:

@@ -8,7 +8,9 @@ improve recommendation diversity", 2018), so that no more than the chosen tokens
 
     e_i = (L_ji - sum_k c_kj c_ki) / sqrt(gain_j),   gain_i -= e_i ** 2,   gain_j = -inf
 
-The kernel is one program for each input with the loop over the tokens to choose inside.
+Where all pairs of an input are held, the kernel is one program for each input with the loop over the tokens to choose inside. Of a matrix
+too large to be held a step is a launch over blocks of tokens. Each program looks for the best gain by itself, in what the launch before it
+wrote, and does what follows from it for its own block; nothing is told to the host.
 """
 
 import torch
@@ -20,11 +22,11 @@ from mmsdk.kernels._triton import jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 from mmsdk.kernels.choice import TIE
 from mmsdk.kernels.cpu import choosing
-from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted, side_by_side, solid
+from mmsdk.kernels.pairs import all_pairs, earliest, product_rows, row_of, side_by_side, solid
 
 __all__ = ["OP", "dpp_greedy"]
 
-_SCAN, _DEEP = 2048, 16
+_SCAN, _BLOCK, _CHANNELS, _DEEP = 2048, 32, 64, 16
 
 
 def dpp_greedy(y: Float[Tensor, "b n d"], count: int) -> Int[Tensor, "b m"]:
@@ -69,104 +71,166 @@ def _chosen(y: Tensor, count: int) -> Tensor:
 def _plan(y: Tensor, count: int) -> Plan:
     y = solid(y)
     b, n, d = y.shape
-    source, before, whole = rows_wanted(y, count)
+    loss = torch.empty(b, n, dtype=torch.float32, device=y.device)
+    factor = torch.empty(b, count, n, dtype=torch.float32, device=y.device)
     out = torch.empty(b, count, dtype=torch.int64, device=y.device)
-    arguments: dict[str, Tensor | int | float] = {
-        "y": y,
-        "source": source,
-        "gain": torch.empty(b, n, dtype=torch.float32, device=y.device),
-        "factor": torch.empty(b, count, n, dtype=torch.float32, device=y.device),
-        "out": out,
-        "y_row": y.stride(0),
-        "y_token": y.stride(1),
-        "source_row": source.stride(0),
-        "source_token": source.stride(1),
-        "n": n,
-        "d": d,
-        "count": count,
-    }
-    block = min(power(n), 256) if whole else 64
-    constants = {"whole": whole, "tie": TIE, "scan": min(power(n), _SCAN), "block": block, "channels": 64, "deep": _DEEP}
-    return Plan((out,), (*before, Launch(_kernel, (b,), arguments, constants, warps=8)))
+    given: dict[str, Tensor | int | float] = {"y": y, "loss": loss, "y_row": y.stride(0), "y_token": y.stride(1), "n": n, "d": d}
+    begin = Launch(_begin, (b * -(-n // _BLOCK),), given, {"block": _BLOCK, "channels": _CHANNELS})
+    held = all_pairs(y, count)
+    if held is None:
+        return Plan((out,), (begin, *_steps(y, loss, factor, out)))
+    pairs, launch = held
+    arguments: dict[str, Tensor | int | float] = {"pairs": pairs, "loss": loss, "factor": factor, "out": out, "n": n, "count": count}
+    constants = {"tie": TIE, "scan": min(power(n), _SCAN), "block": min(power(n), 256), "deep": _DEEP}
+    return Plan((out,), (launch, begin, Launch(_kernel, (b,), arguments, constants, warps=8)))
+
+
+def _steps(y: Tensor, loss: Tensor, factor: Tensor, out: Tensor) -> tuple[Launch, ...]:
+    """A launch for each choice; losses go from one tensor to the other and back."""
+    (b, n, d), count = y.shape, out.shape[1]
+    losses = [loss, torch.empty_like(loss)]
+    launches = []
+    for step in range(count):
+        arguments: dict[str, Tensor | int | float] = {
+            "y": y,
+            "before": losses[step % 2],
+            "after": losses[1 - step % 2],
+            "factor": factor,
+            "line": factor[:, step],
+            "out": out[:, step],
+            "y_row": y.stride(0),
+            "y_token": y.stride(1),
+            "factor_row": factor.stride(0),
+            "out_row": count,
+            "n": n,
+            "d": d,
+            "step": step,
+        }
+        constants = {"tie": TIE, "scan": min(power(n), _SCAN), "block": _BLOCK, "channels": _CHANNELS, "deep": _DEEP}
+        launches.append(Launch(_step, (b * -(-n // _BLOCK),), arguments, constants | {"ends": step == count - 1}))
+    return tuple(launches)
+
+
+@jit
+def _begin(
+    y: tl.tensor,
+    loss: tl.tensor,
+    y_row: tl.tensor,
+    y_token: tl.tensor,
+    n: tl.tensor,
+    d: tl.tensor,
+    block: tl.constexpr,
+    channels: tl.constexpr,
+) -> None:
+    """The losses of all tokens, which are their gains with the sign turned: less the squares of their lengths."""
+    parts = (n + block - 1) // block
+    row = (tl.program_id(0) // parts).to(tl.int64)
+    place = tl.program_id(0) % parts * block + tl.arange(0, block)
+    live = place < n
+    far = row * y_row + place.to(tl.int64) * y_token
+    squares = tl.zeros([block, channels], tl.float32)
+    for at in range(0, d, channels):
+        channel = at + tl.arange(0, channels)
+        part = tl.load(y + far[:, None] + channel[None, :], mask=live[:, None] & (channel < d)[None, :], other=0.0).to(tl.float32)
+        squares += part * part
+    tl.store(loss + row * n + place, -tl.sum(squares, 1), mask=live)
+
+
+@jit
+def _unexplained(
+    fresh: tl.tensor,
+    factor: tl.tensor,
+    pick: tl.tensor,
+    place: tl.tensor,
+    n: tl.tensor,
+    step: tl.tensor,
+    deep: tl.constexpr,
+) -> tl.tensor:
+    """A row of products without what the `step` earlier choices explain of it."""
+    for past in range(0, step, deep):
+        turn = (past + tl.arange(0, deep)).to(tl.int64)
+        done = turn < step
+        theirs = tl.load(factor + turn * n + pick, mask=done, other=0.0)
+        part = tl.load(factor + turn[:, None] * n + place[None, :], mask=done[:, None] & (place < n)[None, :], other=0.0)
+        fresh -= tl.sum(theirs[:, None] * part, 0)
+    return fresh
 
 
 @jit
 def _kernel(
-    y: tl.tensor,
-    source: tl.tensor,
-    gain: tl.tensor,
+    pairs: tl.tensor,
+    loss: tl.tensor,
     factor: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    tie: tl.constexpr,
+    scan: tl.constexpr,
+    block: tl.constexpr,
+    deep: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    pairs += row * n * n
+    loss += row * n
+    factor += row * count * n
+    line = factor
+    for step in range(count):
+        pick = earliest(loss, n, tie, scan)
+        tl.store(out + row * count + step, pick)
+        own = -tl.load(loss + pick)
+        # a gain that is zero but for rounding has no direction left to take away
+        scale = tl.where(own > tie, tl.rsqrt(tl.maximum(own, tie)), 0.0)
+        # what one thread reads another writes
+        tl.debug_barrier()
+        for at in range(0, n, block):
+            place = at + tl.arange(0, block)
+            live = place < n
+            fresh = tl.load(pairs + pick * n + place, mask=live, other=0.0)
+            fresh = _unexplained(fresh, factor, pick, place, n, step, deep) * scale
+            tl.store(line + place, fresh, mask=live)
+            left = tl.load(loss + place, mask=live, other=0.0) + fresh * fresh
+            tl.store(loss + place, tl.where(place == pick, float("inf"), left), mask=live)
+        tl.debug_barrier()
+        line += n
+
+
+@jit
+def _step(
+    y: tl.tensor,
+    before: tl.tensor,
+    after: tl.tensor,
+    factor: tl.tensor,
+    line: tl.tensor,
     out: tl.tensor,
     y_row: tl.tensor,
     y_token: tl.tensor,
-    source_row: tl.tensor,
-    source_token: tl.tensor,
+    factor_row: tl.tensor,
+    out_row: tl.tensor,
     n: tl.tensor,
     d: tl.tensor,
-    count: tl.tensor,
-    whole: tl.constexpr,
+    step: tl.tensor,
     tie: tl.constexpr,
     scan: tl.constexpr,
     block: tl.constexpr,
     channels: tl.constexpr,
     deep: tl.constexpr,
+    ends: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    y += row * y_row
-    source += row * source_row
-    gain += row * n
-    factor += row * count * n
-
-    highs = tl.full([block], float("-inf"), tl.float32)
-    for at in range(0, n, block):
-        place = at + tl.arange(0, block)
+    parts = (n + block - 1) // block
+    row = (tl.program_id(0) // parts).to(tl.int64)
+    part = tl.program_id(0) % parts
+    pick = earliest(before + row * n, n, tie, scan)
+    tl.store(out + row * out_row, pick, mask=part == 0)
+    if not ends:
+        place = part * block + tl.arange(0, block)
         live = place < n
-        far = place.to(tl.int64) * y_token
-        squares = tl.zeros([block], tl.float32)
-        for start in range(0, d, 16):
-            channel = start + tl.arange(0, 16)
-            part = tl.load(y + far[:, None] + channel[None, :], mask=live[:, None] & (channel < d)[None, :], other=0.0).to(tl.float32)
-            squares += tl.sum(part * part, 1)
-        tl.store(gain + place, squares, mask=live)
-        highs = tl.maximum(highs, tl.where(live, squares, float("-inf")))
-    peak = tl.max(highs, 0)
-
-    line = factor
-    for step in range(count):
-        # what one thread wrote another reads
-        tl.debug_barrier()
-        hits = tl.full([scan], 2147483647, tl.int32)
-        for at in range(0, n, scan):
-            place = at + tl.arange(0, scan)
-            left = tl.load(gain + place, mask=place < n, other=float("-inf"))
-            hits = tl.minimum(hits, tl.where((left >= peak - tie) & (place < n), place, 2147483647))
-        hit = tl.min(hits, 0)
-        # nothing reaches a bar that is no number; like the reference, take the first token then
-        pick = tl.where(hit < n, hit, 0).to(tl.int64)
-        tl.store(out + row * count + step, pick)
-        own = tl.load(gain + pick)
+        own = -tl.load(before + row * n + pick)
         scale = tl.where(own > tie, tl.rsqrt(tl.maximum(own, tie)), 0.0)
-        tl.debug_barrier()
-
-        highs = tl.full([block], float("-inf"), tl.float32)
-        for at in range(0, n, block):
-            place = at + tl.arange(0, block)
-            live = place < n
-            fresh = row_of(source, pick, place, n, d, source_token, whole, block, channels)
-            for past in range(0, step, deep):
-                turn = (past + tl.arange(0, deep)).to(tl.int64)
-                done = turn < step
-                theirs = tl.load(factor + turn * n + pick, mask=done, other=0.0)
-                part = tl.load(factor + turn[:, None] * n + place[None, :], mask=done[:, None] & live[None, :], other=0.0)
-                fresh -= tl.sum(theirs[:, None] * part, 0)
-            fresh *= scale
-            tl.store(line + place, fresh, mask=live)
-            left = tl.load(gain + place, mask=live, other=float("-inf")) - fresh * fresh
-            left = tl.where(place == pick, float("-inf"), left)
-            tl.store(gain + place, left, mask=live)
-            highs = tl.maximum(highs, left)
-        peak = tl.max(highs, 0)
-        line += n
+        fresh = row_of(y + row * y_row, pick, place, n, d, y_token, block, channels)
+        fresh = _unexplained(fresh, factor + row * factor_row, pick, place, n, step, deep) * scale
+        tl.store(line + row * factor_row + place, fresh, mask=live)
+        left = tl.load(before + row * n + place, mask=live, other=0.0) + fresh * fresh
+        tl.store(after + row * n + place, tl.where(place == pick, float("inf"), left), mask=live)
 
 
 def _case(name: str, b: int, n: int, d: int, count: int, distinct: int = 0, dtype: torch.dtype | None = None) -> Case:
@@ -203,7 +267,9 @@ OP = Op(
         _case("all, more rows than are taken in at one time", 1, 21, 32, 21),
         _case("copies", 2, 30, 32, 9, distinct=4),
         _case("row by row", 2, 129, 70, 3),
-        _case("two scans", 1, 2100, 3, 2),
+        _case("two scans, row by row", 1, 2100, 3, 2),
+        _case("20 of 1600, row by row", 1, 1600, 24, 20),
+        _case("copies, 5 of 1501 beside others, row by row", 2, 1501, 12, 5, distinct=7),
         Case("zeros", _zeros),
         Case("offsets beyond 2**31", _distant),
     ),

@@ -3,10 +3,12 @@
     c_0 = first,   c_k = argmin_i max_{j < k} z_i . z_(c_j)
 
 over the tokens not chosen yet; of those within a millionth of the least the earliest (see `mmsdk.kernels.choice`). Each choice depends on
-all before it. The kernel is one program for each input with the loop inside: a step folds the newest token's row of products into the
-largest so far of every token, takes the least, then the earliest that equals it, and nobody outside waits for anything.
+all before it. Where all pairs of an input are held, the kernel is one program for each input with the loop inside: a step folds the newest
+token's row of products into the largest so far of every token, takes the least, then the earliest that equals it, and nobody outside waits
+for anything.
 
-Rows of a matrix too large to be held are computed in that one program, which reads all vectors at every step: bounded in memory, not fast.
+Of a matrix too large to be held a step is a launch over blocks of tokens. Each program looks for the newest token by itself, in what the
+launch before it wrote, computes its own block's products, and writes what is nearest now beside what was; nothing is told to the host.
 """
 
 import torch
@@ -18,11 +20,11 @@ from mmsdk.kernels._triton import jit, launchable, power, tl
 from mmsdk.kernels.case import Arguments, Case, Launch, Op, Plan, Result, distant, normal
 from mmsdk.kernels.choice import TIE
 from mmsdk.kernels.cpu import choosing
-from mmsdk.kernels.pairs import product_rows, row_of, rows_wanted, side_by_side
+from mmsdk.kernels.pairs import all_pairs, earliest, product_rows, row_of, side_by_side, solid
 
 __all__ = ["OP", "farthest_point"]
 
-_SCAN = 2048
+_SCAN, _BLOCK, _CHANNELS = 2048, 32, 64
 
 
 def farthest_point(z: Float[Tensor, "b n d"], first: Int[Tensor, " b"], count: int) -> Int[Tensor, "b m"]:
@@ -61,70 +63,113 @@ def _chosen(z: Tensor, first: Tensor, count: int) -> Tensor:
 
 
 def _plan(z: Tensor, first: Tensor, count: int) -> Plan:
-    b, n, d = z.shape
-    source, before, whole = rows_wanted(z, count)
+    z, first = solid(z), first.contiguous()
+    b, n, _ = z.shape
     out = torch.empty(b, count, dtype=torch.int64, device=z.device)
+    held = all_pairs(z, count)
+    if held is None:
+        return Plan((out,), _steps(z, first, out))
+    pairs, launch = held
     arguments: dict[str, Tensor | int | float] = {
-        "source": source,
-        "first": first.contiguous(),
+        "pairs": pairs,
+        "first": first,
         "nearest": torch.empty(b, n, dtype=torch.float32, device=z.device),
         "out": out,
-        "source_row": source.stride(0),
-        "source_token": source.stride(1),
         "n": n,
-        "d": d,
         "count": count,
     }
-    scan = min(power(n), _SCAN)
-    constants = {"whole": whole, "tie": TIE, "scan": scan, "block": scan if whole else 64, "channels": 64}
-    return Plan((out,), (*before, Launch(_kernel, (b,), arguments, constants, warps=8)))
+    constants = {"tie": TIE, "scan": min(power(n), _SCAN)}
+    return Plan((out,), (launch, Launch(_kernel, (b,), arguments, constants, warps=8)))
+
+
+def _steps(z: Tensor, first: Tensor, out: Tensor) -> tuple[Launch, ...]:
+    """A launch for each choice; what is nearest goes from one tensor to the other and back."""
+    (b, n, d), count = z.shape, out.shape[1]
+    nearest = [torch.empty(b, n, dtype=torch.float32, device=z.device) for _ in range(2)]
+    launches = []
+    for step in range(count):
+        arguments: dict[str, Tensor | int | float] = {
+            "vectors": z,
+            "first": first,
+            "before": nearest[step % 2],
+            "after": nearest[1 - step % 2],
+            "out": out[:, step],
+            "vectors_row": z.stride(0),
+            "vectors_token": z.stride(1),
+            "out_row": count,
+            "n": n,
+            "d": d,
+        }
+        constants = {"tie": TIE, "scan": min(power(n), _SCAN), "block": _BLOCK, "channels": _CHANNELS}
+        constants |= {"begins": step == 0, "ends": step == count - 1}
+        launches.append(Launch(_step, (b * -(-n // _BLOCK),), arguments, constants))
+    return tuple(launches)
 
 
 @jit
 def _kernel(
-    source: tl.tensor,
+    pairs: tl.tensor,
     first: tl.tensor,
     nearest: tl.tensor,
     out: tl.tensor,
-    source_row: tl.tensor,
-    source_token: tl.tensor,
     n: tl.tensor,
-    d: tl.tensor,
     count: tl.tensor,
-    whole: tl.constexpr,
     tie: tl.constexpr,
     scan: tl.constexpr,
-    block: tl.constexpr,
-    channels: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    source += row * source_row
+    pairs += row * n * n
     nearest += row * n
     newest = tl.load(first + row).to(tl.int64)
     tl.store(out + row * count, newest)
     for step in range(1, count):
-        lows = tl.full([block], float("inf"), tl.float32)
-        for at in range(0, n, block):
-            place = at + tl.arange(0, block)
-            live = place < n
-            near = row_of(source, newest, place, n, d, source_token, whole, block, channels)
-            before = tl.load(nearest + place, mask=live & (step > 1), other=float("-inf"))
-            near = tl.where(place == newest, float("inf"), tl.maximum(before, near))
-            tl.store(nearest + place, near, mask=live)
-            lows = tl.minimum(lows, tl.where(live, near, float("inf")))
-        bar = tl.min(lows, 0) + tie
-        # what one thread wrote another reads
-        tl.debug_barrier()
-        hits = tl.full([scan], 2147483647, tl.int32)
         for at in range(0, n, scan):
             place = at + tl.arange(0, scan)
-            near = tl.load(nearest + place, mask=place < n, other=float("inf"))
-            hits = tl.minimum(hits, tl.where((near <= bar) & (place < n), place, 2147483647))
-        hit = tl.min(hits, 0)
-        # nothing is below a bar that is no number; like the reference, take the first token then
-        newest = tl.where(hit < n, hit, 0).to(tl.int64)
+            live = place < n
+            near = tl.load(pairs + newest * n + place, mask=live, other=0.0)
+            before = tl.load(nearest + place, mask=live & (step > 1), other=float("-inf"))
+            tl.store(nearest + place, tl.where(place == newest, float("inf"), tl.maximum(before, near)), mask=live)
+        # what one thread wrote another reads
+        tl.debug_barrier()
+        newest = earliest(nearest, n, tie, scan)
         tl.store(out + row * count + step, newest)
         tl.debug_barrier()
+
+
+@jit
+def _step(
+    vectors: tl.tensor,
+    first: tl.tensor,
+    before: tl.tensor,
+    after: tl.tensor,
+    out: tl.tensor,
+    vectors_row: tl.tensor,
+    vectors_token: tl.tensor,
+    out_row: tl.tensor,
+    n: tl.tensor,
+    d: tl.tensor,
+    tie: tl.constexpr,
+    scan: tl.constexpr,
+    block: tl.constexpr,
+    channels: tl.constexpr,
+    begins: tl.constexpr,
+    ends: tl.constexpr,
+) -> None:
+    parts = (n + block - 1) // block
+    row = (tl.program_id(0) // parts).to(tl.int64)
+    part = tl.program_id(0) % parts
+    if begins:
+        newest = tl.load(first + row).to(tl.int64)
+    else:
+        newest = earliest(before + row * n, n, tie, scan)
+    tl.store(out + row * out_row, newest, mask=part == 0)
+    if not ends:
+        place = part * block + tl.arange(0, block)
+        live = place < n
+        near = row_of(vectors + row * vectors_row, newest, place, n, d, vectors_token, block, channels)
+        if not begins:
+            near = tl.maximum(tl.load(before + row * n + place, mask=live, other=float("-inf")), near)
+        tl.store(after + row * n + place, tl.where(place == newest, float("inf"), near), mask=live)
 
 
 def _case(name: str, b: int, n: int, d: int, count: int, distinct: int = 0, dtype: torch.dtype | None = None) -> Case:
@@ -162,7 +207,9 @@ OP = Op(
         _case("copies", 2, 30, 9, 17, distinct=4),
         _case("row by row", 2, 129, 70, 3),
         _case("copies, row by row", 1, 70, 9, 4, distinct=3),
-        _case("two scans", 1, 2100, 3, 3),
+        _case("two scans, row by row", 1, 2100, 3, 3),
+        _case("40 of 1600, row by row", 1, 1600, 8, 40),
+        _case("copies, 9 of 1501 beside others, row by row", 2, 1501, 6, 9, distinct=5),
         Case("zeros", _zeros),
         Case("offsets beyond 2**31", _distant),
     ),

@@ -158,6 +158,19 @@ def test_ka_11_more_blocks_than_a_second_axis_takes(name: str, make: object) -> 
         assert launch.grid[0] > 65535 and all(size <= 65535 for size in launch.grid[1:])
 
 
+@pytest.mark.parametrize("name", ["farthest_point", "dpp_greedy"])
+def test_no_program_reads_all_vectors_of_a_long_input(name: str) -> None:
+    """4,000 tokens: a step is a launch over blocks of them, none of which is larger for more tokens, and nothing waits in between."""
+    first = [torch.zeros(1, dtype=torch.int64)] if name == "farthest_point" else []
+    for n in (2000, 4000):
+        with torch.device("meta"):
+            plan = find(name).plan(torch.empty(1, n, 1152), *first, 50)
+        steps = plan.launches[-50:]
+        block = steps[0].constants["block"]
+        assert isinstance(block, int) and block <= 64 and len(plan.launches) <= 51
+        assert {(step.grid, step.constants["block"]) for step in steps} == {((-(-n // block),), block)}
+
+
 def test_ka_11_more_programs_than_a_launch_takes_are_refused() -> None:
     """Triton multiplies the axes in 32 bits and would start none of them."""
     with torch.device("meta"):
