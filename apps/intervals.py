@@ -23,7 +23,7 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def matched_ratio(both: int, first: int, second: int) -> tuple[float, float]:
-    """The 95 % interval of the second's successes over the first's in the same trials: `both` succeeded in so many, one alone in the others.
+    """The 95 % interval of the second's successes over the first's in the same trials; in `both` they succeeded together, else one alone.
 
     The logarithm is taken as normal, each count half a trial larger, so that none that differ do not make it certain.
     """
@@ -32,7 +32,7 @@ def matched_ratio(both: int, first: int, second: int) -> tuple[float, float]:
 
 
 def ratio(successes: int, of: int, n: int) -> tuple[float, float]:
-    """The same where nothing tells which of n trials each of the two succeeded in, as if they were others: wider where they are the same."""
+    """The same where nothing tells in which of n trials each succeeded: as if they were others, and wider than that where they are not."""
     a, b = successes + 0.5, of + 0.5
     return _around(a / b, 1 / a + 1 / b - 2 / (n + 1))
 

@@ -64,7 +64,10 @@ class Learner:
         kept.save(folder / CHECKPOINT, parts, self.optimiser, facts)
 
     def resume(self, folder: Path) -> int:
-        """Load the checkpoint, if there is one; returns the update to go on with. Raises InputError where it was made with other settings."""
+        """Load the checkpoint, if there is one; returns the update to go on with.
+
+        Raises InputError where it was made with other settings.
+        """
         path = folder / CHECKPOINT
         if not path.exists():
             return 0
