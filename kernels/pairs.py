@@ -52,7 +52,8 @@ def product_rows(z: Float[Tensor, "b n d"], count: int) -> Callable[[Int[Tensor,
 
 def all_pairs(z: Float[Tensor, "b n d"], count: int) -> tuple[Tensor, Launch] | None:
     """For a kernel that wants `count` rows: where all pairs go, and their launch; none where each row is to be computed in its turn."""
-    return paired(z, z) if _at_once(*z.shape[:2], count) else None
+    b, n, _ = z.shape
+    return paired(z, z) if _at_once(b, n, count) else None
 
 
 def _at_once(b: int, n: int, count: int) -> bool:

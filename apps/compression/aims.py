@@ -42,7 +42,7 @@ def _best(rows: Sequence[Row]) -> Iterator[Row]:
         if front and best not in front:
             second = max(front, key=lambda row: _number(row["accuracy"]))
             told += f"; in front of the language model, {second['method']}: {_percent(second)}"
-        yield _aim("simplecluster ahead of every untrained method, clips at 1 %", "first", told, _verdict(_beside(mine, best), 1))
+        yield _aim("simplecluster ahead of every untrained method, clips at 1 %", "first", told, _verdict(_beside(mine, best), 1.0))
 
 
 def _deft(rows: Sequence[Row]) -> Iterator[Row]:
@@ -76,7 +76,7 @@ def _braco(rows: Sequence[Row]) -> Iterator[Row]:
             best = max(rivals, key=lambda other: _number(other["accuracy"]))
             told = f"{_percent(row)}; the best untrained at 100x, {best['method']}: {_percent(best)}"
             name = f"braco, trained, {1 / _number(row['retention']):.0f}x on clips"
-            yield _aim(name, "no less than any untrained one (ours)", told, _verdict(_beside(row, best), 1))
+            yield _aim(name, "no less than any untrained one (ours)", told, _verdict(_beside(row, best), 1.0))
 
 
 def _choosing(rows: Sequence[Row]) -> Iterator[Row]:
