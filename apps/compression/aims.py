@@ -168,12 +168,9 @@ def _percent(row: Row) -> str:
 
 
 def _interval(row: Row) -> tuple[float, float]:
-    """Of the share of the uncompressed model's right answers: by the questions that one of the two alone answers, where rows tell them."""
-    full = _full(row)
-    if "worse" not in row:
-        return ratio(_right(row), full, round(_number(row["n"])))
+    """Of the share of the uncompressed model's right answers, by the questions that one of the two alone answers."""
     worse, better = round(_number(row["worse"])), round(_number(row["better"]))
-    return matched_ratio(full - worse, worse, better)
+    return matched_ratio(_full(row) - worse, worse, better)
 
 
 def _beside(row: Row, other: Row) -> tuple[float, float]:
@@ -186,7 +183,7 @@ def _full(row: Row) -> int:
 
 
 def _counted(row: Row) -> str:
-    return f"{_right(row)} right of {row['n']}, uncompressed {round(_number(row['accuracy_full']) * _number(row['n']))}"
+    return f"{_right(row)} right of {row['n']}, uncompressed {_full(row)}"
 
 
 def _number(cell: Cell) -> float:

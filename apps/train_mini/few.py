@@ -6,6 +6,7 @@ stage 1, so that what was learnt of many tokens stays. Methods are given the pro
 they were, and with them whatever was calibrated or trained on them.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -76,12 +77,19 @@ def shorten(projector: Projector, shard: Shard, i: int, count: int, way: str, rn
     whole = shard.tokens(i)
     if way == "things" and count >= whole.grid[0]:
         return projector.connect([shard.tokens(i, subset(shard, i, count, rng))])[0]
-    if way == "braco":
-        count = int(rng.choice(_CODED["clip" if whole.grid[0] > 1 else "image"]))
-    methods: dict[str, Compressor] = {
-        "uniform": Uniform(), "divprune": DivPrune(), "simplecluster": SimpleCluster(), "braco": Braco(coder="mini"),
-    }  # fmt: skip
-    method = methods.get(way, Random(seed=int(rng.integers(2**31))))
+    method: Compressor
+    match way:
+        case "braco":
+            count, method = int(rng.choice(_CODED["clip" if whole.grid[0] > 1 else "image"])), Braco(coder="mini")
+        case "simplecluster":
+            method = SimpleCluster()
+        case "divprune":
+            method = DivPrune()
+        case "uniform":
+            method = Uniform()
+        case _:
+            # also in the place of "things", of a clip with more frames than tokens
+            method = Random(seed=int(rng.integers(2**31)))
     embedded = replace(whole, features=projector.connect([whole])[0].float())
     (left,) = method([embedded], [Budget(min(count, len(whole)))])
     return left.tokens.features
@@ -110,10 +118,11 @@ def read_few(
 ) -> bool:  # fmt: skip
     """Train the adapters in place, from the last checkpoint in `folder` to the end; returns whether it came there.
 
-    `many` is the recipe of stage 1. The first Ctrl-C ends it after the step that is being made, `until` at that step, the checkpoint saved.
+    Raises InputError for a checkpoint of another recipe, or of a stage that began elsewhere. `many` is the recipe of stage 1. The first Ctrl-C ends it after the step that is being made, `until` at that step, the checkpoint saved.
     """
     mixture, cache = Mixture(shards), dict[str, list[int]]()
     began = [parameter.detach().clone() for parameter in adapters.parameters()]
+    origin = hashlib.sha256(b"".join(one.cpu().numpy().tobytes() for one in began)).hexdigest()[:16]
     dtype, device = decoder.embedding.weight.dtype, decoder.embedding.weight.device
     right: float | None = None
 
@@ -135,7 +144,7 @@ def read_few(
 
     optimiser = torch.optim.AdamW(adapters.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     steps = descend(
-        adapters, optimiser, folder / "few.safetensors", repr(recipe), recipe.steps if until is None else until,
+        adapters, optimiser, folder / "few.safetensors", f"{recipe} from {origin}", recipe.steps if until is None else until,
         lambda step: recipe.lr * cosine(step, recipe.steps, 1.0, recipe.warmup, least=0.03), loss,
     )  # fmt: skip
     projector.requires_grad_(False)

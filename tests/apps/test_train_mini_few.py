@@ -117,6 +117,10 @@ def test_a_broken_run_ends_as_a_whole_one_and_the_projector_learns_nothing(tmp_p
         assert any(not torch.equal(now, then) for now, then in zip(ended[-1], before[0], strict=True))
     for whole, broken in zip(*ended, strict=True):
         torch.testing.assert_close(broken, whole, atol=1e-6, rtol=1e-5)
+    decoder, projector, adapters = parts()
+    torch.nn.init.normal_(adapters.b[0])
+    with pytest.raises(InputError, match="name another folder"):
+        few.read_few(decoder, projector, adapters, [shard()], Letters(), MANY, recipe, tmp_path / "whole")
 
 
 def test_it_goes_on_from_an_adapter_of_the_same_shape_alone(tmp_path: Path) -> None:
