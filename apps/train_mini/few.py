@@ -118,7 +118,8 @@ def read_few(
 ) -> bool:  # fmt: skip
     """Train the adapters in place, from the last checkpoint in `folder` to the end; returns whether it came there.
 
-    Raises InputError for a checkpoint of another recipe, or of a stage that began elsewhere. `many` is the recipe of stage 1. The first Ctrl-C ends it after the step that is being made, `until` at that step, the checkpoint saved.
+    Raises InputError for a checkpoint of another recipe, or of a stage that began elsewhere. `many` is the recipe of
+    stage 1. The first Ctrl-C ends it after the step that is being made, `until` at that step, the checkpoint saved.
     """
     mixture, cache = Mixture(shards), dict[str, list[int]]()
     began = [parameter.detach().clone() for parameter in adapters.parameters()]
