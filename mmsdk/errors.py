@@ -29,6 +29,11 @@ class InputError(MmsdkError, ValueError):
         """The same error, naming its place in a batch (counted from 0), or none."""
         return type(self)(self.message, item=self.item, index=index)
 
+    def within(self, frame: int, source: object) -> "InputError":
+        """The same error, of a frame: "frame 3", with its own name where its source is written down: "frame 3 (cat.jpg)"."""
+        named = f" ({self.item})" if self.item and (isinstance(source, str) or hasattr(source, "__fspath__")) else ""
+        return type(self)(self.message, item=f"frame {frame}{named}")
+
 
 class BudgetError(InputError):
     """A token budget is zero, negative, not a number, or larger than the number of tokens of an input."""

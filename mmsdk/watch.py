@@ -75,7 +75,7 @@ class Arrived:
         try:
             image = load_image(frame)
         except InputError as error:
-            raise InputError(error.message, item=name) from error
+            raise error.within(self.count, frame) from error
         if self.count and image.size != self.size:
             raise InputError(f"is {image.size}, the first is {self.size} (height, width); expected one size", item=name)
         # a clip keeps its times in 32 bits, counted from its first frame

@@ -254,7 +254,7 @@ def test_frames_that_do_not_fit_are_named_and_leave_no_trace(pipe: Pipeline) -> 
     ):
         with pytest.raises(InputError, match=hint):
             watch.push(frame, seconds)
-    with pytest.raises(InputError, match="frame 1"):
+    with pytest.raises(InputError, match=r"^frame 1 \(missing.png\): there is no such file"):
         watch.push("missing.png", 2.0)
     watch.push(picture(2), 2.0)
     assert watch.encoded().tokens.times.tolist() == [0.0, 1.0]

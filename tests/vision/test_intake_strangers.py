@@ -371,7 +371,7 @@ def test_a_pil_image_is_read_at_the_frame_where_it_stands() -> None:
         (Frames([PIXELS] * 2, times=(1.0, 1.0)), "rising"),
         (Frames([PIXELS] * 2, times=(0.0, float("nan"))), "finite"),
         (Frames([PIXELS] * 2, fps=0.0), "above 0"),
-        ([PIXELS, "missing.png"], r"frame 1: there is no such file"),
+        ([PIXELS, "missing.png"], r"frame 1 \(missing.png\): there is no such file"),
     ],
 )
 def test_frames_that_are_no_clip_are_named(frames: object, told: str) -> None:

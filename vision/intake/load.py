@@ -188,4 +188,4 @@ def _frame(picture: Frame, index: int, limits: Limits, background: Colour, acces
     try:
         return load_image(picture, limits=limits, background=background, access=access)
     except InputError as error:
-        raise InputError(error.message, item=f"frame {index}") from error
+        raise error.within(index, picture) from error
