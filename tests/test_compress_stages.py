@@ -9,14 +9,17 @@ from typing import ClassVar
 import pytest
 import torch
 
+from mmsdk import plugins
 from mmsdk.answer import Answer
 from mmsdk.compress import Step, compression
 from mmsdk.decoder.transformer import Decoder, DecoderConfig
 from mmsdk.errors import BudgetError, InputError, ModelError, PluginError
 from mmsdk.kv.dense import DenseCache
+from mmsdk.kv.policy_memory import POLICIES
 from mmsdk.models.mini.family import Mini
 from mmsdk.models.mini.projector import Projector, ProjectorConfig
 from mmsdk.pipeline import Pipeline
+from mmsdk.recall import recalling
 from mmsdk.stages import Clock, prepare
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.methods.cdpruner import CDPruner
@@ -159,6 +162,17 @@ def test_the_cache_is_really_smaller(pipe: Pipeline) -> None:
     assert lengths[:2] == [full.view(0).lengths.tolist()] * 2
     assert lengths[2:] == [[length - 24 for length in lengths[0]]] * 4
     assert cache_of(*ALL).nbytes < thin.nbytes
+
+
+@pytest.mark.parametrize("kv", ["paged", "int8", *(f"{name}:200" for name in plugins.available(POLICIES))])
+@pytest.mark.parametrize("spec", ["fastv:0.25", "pyramiddrop:0.25", "deft:0.25"])
+def test_every_kind_of_memory_lets_the_decoder_choose_alike(pipe: Pipeline, spec: str, kv: str) -> None:
+    """PP-05: also by the keys of a layer that holds nothing yet; all of these memories have room for whole prompts."""
+    remembering = replace(pipe, recall=recalling(kv))
+    for answer, plain in zip(remembering(ITEMS, max_tokens=1, compress=spec), pipe(ITEMS, max_tokens=1, compress=spec), strict=True):
+        assert isinstance(answer, Answer) and isinstance(plain, Answer) and answer.tokens == plain.tokens
+        for one, other in zip(answer.audit, plain.audit, strict=True):
+            assert torch.equal(one.assignment, other.assignment)
 
 
 def test_whole_budgets_at_every_stage_are_the_baseline(pipe: Pipeline) -> None:

@@ -193,6 +193,9 @@ def _chunked(
 
 def _extended(view: LayerView, keys: Float[Tensor, "b g s e"], positions: Int[Tensor, "b s"]) -> LayerView:
     """A view as it would be with the keys of new tokens, which stand for the values too: nobody looks at those."""
+    if not view.keys.shape[2]:
+        # what holds nothing yet need not know how many rows there will be
+        return LayerView(keys, keys, positions, positions >= 0, (positions >= 0).sum(1))
     valid = torch.cat((view.valid, positions >= 0), dim=1)
     keys, positions = torch.cat((view.keys, keys), dim=2), torch.cat((view.positions, positions), dim=1)
     return LayerView(keys, keys, positions, valid, valid.sum(1))
