@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmsdk.errors import BudgetError
+from mmsdk.errors import BudgetError, PluginError
 from mmsdk.tokencomp import fidelity as tokencomp_fidelity
 from mmsdk.tokencomp.audit import compose, dropped, owners
 from mmsdk.tokencomp.budget import Budget
@@ -129,6 +129,13 @@ def test_random_seeds_differ_and_repeat() -> None:
     source, budget = tokens_of(1, 16, 16), Budget(26)
     drawn = [Random(seed=seed)([source], [budget])[0].audit.assignment for seed in (0, 0, 1)]
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 10**30])
+def test_a_seed_of_more_bits_than_there_are_is_refused(seed: int) -> None:
+    with pytest.raises(PluginError, match="64 bits"):
+        Random(seed=seed)
+    assert len(Random(seed=2**64 - 1)([tokens_of(1, 2, 2)], [Budget(2)])[0].tokens) == 2
 
 
 @pytest.mark.parametrize("amount", [0, -1, 17, 100, True])

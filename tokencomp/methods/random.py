@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmsdk.errors import PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import check, keep
 from mmsdk.tokencomp.types import Compressed, Side
@@ -22,12 +23,16 @@ __all__ = ["Random"]
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Keeps `budget` tokens drawn without replacement; `seed` chooses the draw."""
+    """Keeps `budget` tokens drawn without replacement; `seed` chooses the draw. Raises PluginError for one of more than 64 bits."""
 
     side: ClassVar[Side] = "either"
     asks: ClassVar[bool] = False
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**64:
+            raise PluginError(f"random takes a seed of 64 bits, got {self.seed}")
 
     def __call__(
         self, tokens: Sequence[VisualTokens], budgets: Sequence[Budget], query: Sequence[Float[Tensor, "_ d"]] | None = None
