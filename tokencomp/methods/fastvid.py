@@ -90,11 +90,13 @@ class FastVID:
     ) -> Int[Tensor, "b a"]:
         """The free tokens of highest score in the anchor frames; more of these, then other frames, where those run out."""
         frames = cut.shape[1]
+        # a stride beyond the clip is that of the whole clip, and as a number may be beyond what a tensor holds
+        stride = min(self.stride, frames)
         number = torch.arange(frames, device=cut.device).expand(len(cut), -1)
         end = torch.where(cut, number, frames).flip(1).cummin(dim=1).values.flip(1)
         start = torch.where(cut, number + 1, 0).roll(1, dims=1).index_fill(1, number[0, :1], 0).cummax(dim=1).values
-        is_anchor = (end - number) % self.stride == 0
-        begin = torch.maximum(start, number - self.stride + 1)
+        is_anchor = (end - number) % stride == 0
+        begin = torch.maximum(start, number - stride + 1)
         quota = torch.where(is_anchor, count * (number + 1) // frames - count * begin // frames, 0)
         score = score.masked_fill(~free, -1.0)
         chosen = top_within(score, frame, quota)

@@ -121,6 +121,12 @@ def test_where_anchor_frames_run_out_others_help(tokens_of: Tokens, m: int) -> N
     assert len(result.tokens) == m and int((result.audit.assignment < 0).sum()) == 0
 
 
+def test_a_stride_beyond_the_clip_is_that_of_the_clip(tokens_of: Tokens) -> None:
+    source = tokens_of((5, 3, 4), seed=6)
+    whole, beyond = (FastVID(stride=stride)([source], [Budget(13)])[0] for stride in (5, 10**30))
+    assert torch.equal(whole.audit.assignment, beyond.audit.assignment) and torch.equal(whole.tokens.features, beyond.tokens.features)
+
+
 def test_no_randomness(tokens_of: Tokens) -> None:
     source = tokens_of((4, 3, 3), features=torch.ones(36, 12))
     runs = [FastVID()([source], [Budget(10)])[0].audit.assignment for _ in range(3)]
