@@ -87,7 +87,7 @@ def coder_path(name: str) -> Path:
 
     Raises PluginError where there is none.
     """
-    path = Path(name) if name.endswith(".safetensors") else Path(__file__).with_name(f"braco_{name}.safetensors")
+    path = Path(name) if name.endswith(".safetensors") else Path(__file__).parent / f"braco_{name}.safetensors"
     if not path.is_file():
         shipped = sorted(found.stem.removeprefix("braco_") for found in Path(__file__).parent.glob("braco_*.safetensors"))
         raise PluginError(

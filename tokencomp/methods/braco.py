@@ -186,7 +186,8 @@ def _residual(count: int) -> int:
 def _centre(share: Float[Tensor, "b r n"], grid: Grid) -> Int[Tensor, "b r"]:
     """The cell in which the weighted centre of each part lies."""
     centre = share @ inside(grid).to(share.device, share.dtype)
-    return flat((centre + 0.5).floor().long(), grid)
+    # where features are no numbers there is none, and a cell outside the grid would end the whole batch
+    return flat((centre + 0.5).floor().nan_to_num().long(), grid)
 
 
 def _shown(positions: Int[Tensor, "b m 3"], grid: Grid) -> Int[Tensor, "b n"]:

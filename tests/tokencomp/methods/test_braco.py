@@ -1,5 +1,6 @@
 """Braco against its steps written out sum by sum in NumPy, and what a transform coder promises."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -234,6 +235,17 @@ def test_cost_is_that_of_a_few_products(tokens_of: Tokens) -> None:
         assert operations(side, k) <= 2 * 2 * side * side * (k + 2) * (12 + 3) + 2 * k * k * 12
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_features_that_are_no_numbers_end_no_batch(tokens_of: Tokens, value: float) -> None:
+    good, bad = tokens_of((1, 5, 4), seed=1), tokens_of((1, 5, 4), seed=2)
+    features = bad.features.clone()
+    features[7] = value
+    among, broken = Braco()([good, dataclasses.replace(bad, features=features)], [Budget(9)] * 2)
+    (alone,) = Braco()([good], [Budget(9)])
+    assert torch.equal(among.tokens.features, alone.tokens.features) and torch.equal(among.audit.assignment, alone.audit.assignment)
+    assert broken.audit.assignment.unique().tolist() == list(range(9))
+
+
 def test_where_an_earlier_step_dropped_tokens_the_one_before_stands_for_them(tokens_of: Tokens) -> None:
     kept = torch.tensor([0, 3, 4, 7, 8, 9, 12, 14])
     thinned = tokens_of((1, 4, 4), seed=1, kept=kept)
@@ -275,6 +287,8 @@ def test_knobs_that_exclude_each_other_or_name_nothing(coder: str) -> None:
         Braco(coder="nobody")
     with pytest.raises(PluginError, match="no trained coder"):
         Braco(basis="pca", calibration="nobody")
+    with pytest.raises(PluginError, match="no trained coder '/nowhere'"):
+        Braco(coder="/nowhere")
     with pytest.raises(PluginError, match="leave those knobs out"):
         Braco(coder=coder, residual=False)
     with pytest.raises(PluginError, match="trained on the basis 'dct', not 'haar'"):
