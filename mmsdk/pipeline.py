@@ -343,7 +343,7 @@ class Pipeline:
         """A clip whose frames come one after another, in bounded memory: at most `hold` tokens, chosen or merged `by` a method.
 
         A method is named without an amount ("evs", "simplecluster:rounds=5"); `window` frames go through the encoder together. Raises
-        PluginError for a method that is unknown, does not work between encoder and decoder, or asks for the question.
+        PluginError for a method that is unknown, does not work between encoder and decoder, asks for the question, or keeps all tokens.
         """
         return Watch(self.vlm, by if isinstance(by, Compressor) else holding(by), hold, window)
 

@@ -17,6 +17,7 @@ from mmsdk.tokencomp.methods.identity import Identity
 from mmsdk.tokencomp.methods.random import Random
 from mmsdk.tokencomp.methods.uniform import Uniform
 from mmsdk.tokencomp.plan import keep, merge
+from mmsdk.tokencomp.stream import form
 from mmsdk.vision.types import VisualTokens
 
 
@@ -102,6 +103,11 @@ def test_fidelity_of_everything_is_perfect_and_of_the_mean_is_one() -> None:
 def test_zero_vectors_have_no_cosine() -> None:
     """PP-10: a zero row is 0, not NaN."""
     assert best_cosine(torch.zeros(2, 3), torch.ones(1, 3)).tolist() == [0.0, 0.0]
+
+
+def test_identity_holds_no_stream() -> None:
+    with pytest.raises(PluginError, match="a stream has no end"):
+        form(Identity(), lambda tokens, count: torch.zeros(len(tokens), dtype=torch.int64), 64)
 
 
 def test_identity_refuses_to_drop() -> None:

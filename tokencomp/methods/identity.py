@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from jaxtyping import Float
 from torch import Tensor
 
-from mmsdk.errors import BudgetError
+from mmsdk.errors import BudgetError, PluginError
 from mmsdk.tokencomp.budget import Budget
 from mmsdk.tokencomp.plan import check, untouched
 from mmsdk.tokencomp.types import Compressed, Side
@@ -31,3 +31,7 @@ class Identity:
             if budget.count != len(item):
                 raise BudgetError(f"identity keeps all {len(item)} tokens and cannot keep {budget.count}; choose another method", index=i)
         return [untouched(item) for item in tokens]
+
+    def held(self, count: int) -> NoReturn:
+        """A stream has no end, and what keeps everything of it has no bound. Raises PluginError."""
+        raise PluginError("identity keeps all tokens, and a stream has no end; choose a method that can drop or merge some")
