@@ -63,7 +63,7 @@ class Robot:
     tasks: str = "all"
     episodes: int = 20
     delayed: int = 5
-    belts: int = 100
+    belts: int = 300
     walks: int = 1000
     ticks: int = 500
     weights: str = ""
@@ -109,8 +109,8 @@ class Robot:
         """Of all parts, those that a file holds as they are there."""
         if not self.saved:
             return [row for part in parts for row in measure(part)]
-        # a file may be filled part by part, in several calls
-        settings = repr(dataclasses.replace(self, suites="all", conditions="all", tasks="all", saved="", timing=True))
+        # a file may be filled part by part, in several calls, and by the same weights alone
+        settings = f"{dataclasses.replace(self, suites='all', conditions='all', tasks='all', saved='', timing=True)} {self.versions()}"
         return resumed(Path(self.saved), settings, parts, measure)
 
     def aims(self, rows: Rows) -> Rows:

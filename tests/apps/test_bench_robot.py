@@ -31,6 +31,11 @@ def test_a_broken_loop_is_measured_fault_by_fault_and_goes_on_from_a_file(tmp_pa
     assert again[:-1] == rows[:-1] and again[-1]["success"] == rows[-1]["success"]
     with pytest.raises(InputError, match="other settings"):
         Robot(suites="loop", ticks=21, saved=str(saved))()
+    # what another policy did is never mixed in
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"another policy")
+    with pytest.raises(InputError, match="other settings"):
+        Robot(suites="loop", ticks=20, saved=str(saved), weights=str(other))()
 
 
 def test_walks_are_measured_with_what_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,13 +47,20 @@ def test_walks_are_measured_with_what_was_trained(tmp_path: Path, capsys: pytest
     assert all(row["false_stop"] is not None for row in rows) and {"walker", "verifier"} < set(bench.versions())
 
 
+def test_the_verifier_that_ships_ends_more_walks_where_they_should_end() -> None:
+    alone, verified = Robot(suites="navigation", walks=200)()
+    assert float(str(verified["success"])) > float(str(alone["success"])) + 0.05
+    assert float(str(verified["missed_stop"])) < float(str(alone["missed_stop"]))
+
+
+def test_the_memories_that_ship_remember_what_was_shown() -> None:
+    _drawn()
+    found = {str(row["condition"]): float(str(row["success"])) for row in Robot(suites="cue", belts=20)()}
+    assert found["dual"] >= 0.5 > 0.3 >= found["none"] and found["dual"] > max(found["slow"], found["fast"])
+
+
 def test_the_default_policy_is_measured_task_by_task(tmp_path: Path) -> None:
-    try:
-        check_rendering()
-    except InputError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    _drawn()
     names = {"suites": "metaworld-mt10", "conditions": "default", "episodes": 1, "saved": str(tmp_path / "rows.jsonl")}
     first = Robot(**names, tasks="drawer-close-v3", timing=False)()
     both = Robot(**names, tasks="drawer-close-v3+window-close-v3")()
@@ -72,6 +84,16 @@ def test_the_default_policy_is_measured_task_by_task(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_named(knobs: dict[str, str | int], hint: str) -> None:
     with pytest.raises(InputError, match=hint):
         Robot(**knobs)()
+
+
+def _drawn() -> None:
+    """Skip, but not in CI, where nothing can be drawn."""
+    try:
+        check_rendering()
+    except InputError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
 
 
 def row(suite: str, task: str, condition: str, low: float, high: float, **more: Cell) -> dict[str, Cell]:
