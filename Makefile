@@ -15,7 +15,7 @@ BENCHES = $(filter-out gpu,$(shell $(BIN)/python -c 'from mmsdk.plugins import a
 $(shell test ! -d $(VENV) || { test -x $(BIN)/python && test -f $(BIN)/activate; } || rm -rf $(VENV))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ros check docs bench bench-gpu clean build/check
+.PHONY: help demo test check docs bench bench-gpu clean build/check
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{printf "%-17s %s\n", $$1, $$2}'
@@ -33,10 +33,6 @@ check: $(VENV)/dev build/check ## format, lint, types and import rules
 	$(BIN)/ruff check .
 	cd build/check && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p mmsdk
 	cd build/check && ../../$(BIN)/lint-imports ../../pyproject.toml --cache-dir ../../.import_linter_cache
-
-test-ros: $(VENV)/dev ## the tests of ROS 2 nodes over a real network; installs rclpy into .venv (Python 3.11)
-	$(PIP) install -qq --constraint constraints.txt --editable '.[dev,ros]' 'cyclonedds>=11,<12'
-	$(BIN)/pytest tests/vla/ros
 
 docs: $(VENV)/dev ## the pages of docs/ as a site in build/docs, which needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
