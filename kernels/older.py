@@ -99,7 +99,7 @@ def of_codes(bits: str, nothing: Tensor, columns: int, *older: Tensor) -> tuple[
 
 def _alike(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Two pools as far from one block to the next, as pools are that were made together; a block is one piece of memory."""
-    if one.stride(0) == other.stride(0) and one[0].is_contiguous() and other[0].is_contiguous():
+    if one.stride(0) == other.stride(0) and one[:1].is_contiguous() and other[:1].is_contiguous():
         return one, other
     return one.contiguous(), other.contiguous()
 

@@ -92,6 +92,7 @@ def _distant_codes(generator: torch.Generator, dtype: torch.dtype) -> Arguments:
 
 
 CASES = (
+    _case("no row", (), 1, 1, 1, 64),
     _case("one token, one head", (1,), 1, 1, 1, 64),
     _case("empty row, group 3, head size 72", (0, 5, 33), 3, 3, 1, 72),
     _case("two parts, group 7, head size 96", (150, 16), 10, 7, 1, 96),
