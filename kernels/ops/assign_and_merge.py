@@ -69,7 +69,7 @@ def _reference(z: Tensor, centres: Tensor, x: Tensor, weight: Tensor | None) -> 
 
 def _assigned(z: Tensor, centres: Tensor) -> Result:
     b, m, _ = centres.shape
-    target, rows = centres.float().transpose(1, 2), max(1, ENTRIES // (b * m))
+    target, rows = centres.float().transpose(1, 2), max(1, ENTRIES // max(1, b * m))
     values, indices = [], []
     for part in z.split(rows, dim=1):
         cosine = part.float() @ target
@@ -85,8 +85,8 @@ def _merged(x: Tensor, labels: Tensor, count: int, weight: Tensor | None) -> Res
     slot = labels.where(labels >= 0, count) + torch.arange(b, device=x.device)[:, None] * (count + 1)
     share = torch.ones(b, n, device=x.device) if weight is None else weight.float()
     terms = x.float() if weight is None else x.float() * share[..., None]
-    totals = share.new_zeros(b * (count + 1)).index_add_(0, slot.flatten(), share.flatten()).view(b, -1)[:, :count]
-    sums = share.new_zeros(b * (count + 1), e).index_add_(0, slot.flatten(), terms.flatten(0, 1)).view(b, -1, e)[:, :count]
+    totals = share.new_zeros(b * (count + 1)).index_add_(0, slot.flatten(), share.flatten()).view(b, count + 1)[:, :count]
+    sums = share.new_zeros(b * (count + 1), e).index_add_(0, slot.flatten(), terms.flatten(0, 1)).view(b, count + 1, e)[:, :count]
     return sums / totals.where(totals > 0, 1)[..., None], totals
 
 
@@ -102,7 +102,7 @@ def _assigning(z: Tensor, centres: Tensor) -> Plan:
     m = centres.shape[1]
     cosine = torch.empty(b, n, dtype=torch.float32, device=z.device)
     labels = torch.empty(b, n, dtype=torch.int64, device=z.device)
-    rows = min(n, max(1, ENTRIES // (b * m)))
+    rows = min(n, max(1, ENTRIES // max(1, b * m)))
     # every slice is done with it before the next one writes there
     room = torch.empty(b * rows * m, dtype=torch.float32, device=z.device)
     launches: list[Launch] = []
@@ -251,6 +251,7 @@ OP = Op(
     _reference,
     _plan,
     cases=(
+        _case("no row", 0, 3, 2, 4, 5),
         _case("one number", 1, 1, 1, 1, 1),
         _case("63 to 7", 2, 63, 7, 72, 72, weighed=False),
         _case("several tiles of tokens and centres", 1, 70, 67, 40, 130),
