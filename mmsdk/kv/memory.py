@@ -94,6 +94,12 @@ class DenseMemory:
         """Nothing."""
 
 
+class _Promise:
+    """Room that a call may still take."""
+
+    __slots__ = ("__weakref__",)
+
+
 class PagedMemory:
     """One pool of blocks for all calls, and the prompts that are still in it.
 
@@ -138,9 +144,10 @@ class PagedMemory:
             pages, prefixes = self._roomy(shape, needed)
             rows = [RowPages(columns, len(columns) * PAGE) for columns in map(prefixes.match, keys)]
             cache = PagedCache.of(pages, rows)
-            # What the call may still take is not given to another one.
+            # What the call may still take is not given to another one, whichever cache of it goes on.
             self._promised[shape] += needed
-            weakref.finalize(cache, self._fulfilled, shape, pages, needed).atexit = False
+            cache.promise = _Promise()
+            weakref.finalize(cache.promise, self._fulfilled, shape, pages, needed).atexit = False
         return cache, [row.length for row in rows]
 
     def learn(self, cache: KVCache, keys: Sequence[Sequence[bytes]]) -> None:

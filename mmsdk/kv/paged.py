@@ -27,12 +27,16 @@ __all__ = ["PagedCache"]
 
 
 class PagedCache:
-    """See `mmsdk.kv.types.KVCache`. Layers that hold the same tokens share one sheet; sheets lie over the layers in order."""
+    """See `mmsdk.kv.types.KVCache`. Layers that hold the same tokens share one sheet; sheets lie over the layers in order.
 
-    def __init__(self, store: Store, sheets: Sequence[Sheet], shift: Int[Tensor, " b"]) -> None:
+    `promise` lives as long as any cache that came of this one: forks and selected rows go on in the room that it was promised.
+    """
+
+    def __init__(self, store: Store, sheets: Sequence[Sheet], shift: Int[Tensor, " b"], promise: object = None) -> None:
         self._store = store
         self._sheets = list(sheets)
         self.shift = shift
+        self.promise = promise
 
     @classmethod
     def empty(cls, store: Store, rows: int) -> "PagedCache":
@@ -201,7 +205,7 @@ class PagedCache:
 
     def fork(self) -> "PagedCache":
         """A continuation that shares the blocks stored so far; this cache may go on as well, and neither sees the other's tokens."""
-        return PagedCache(self._store, [sheet.fork(sheet.layers) for sheet in self._sheets], self.shift)
+        return PagedCache(self._store, [sheet.fork(sheet.layers) for sheet in self._sheets], self.shift, self.promise)
 
     def age(self) -> None:
         """Let the store move what is no longer recent now, not when the next tokens come."""
@@ -229,7 +233,8 @@ class PagedCache:
     def select(self, rows: Int[Tensor, " r"]) -> "PagedCache":
         """These rows, which share their blocks with this cache."""
         following = {id(sheet.following): sheet.following[rows] for sheet in self._sheets}
-        return PagedCache(self._store, [sheet.select(rows, following[id(sheet.following)]) for sheet in self._sheets], self.shift[rows])
+        sheets = [sheet.select(rows, following[id(sheet.following)]) for sheet in self._sheets]
+        return PagedCache(self._store, sheets, self.shift[rows], self.promise)
 
     @staticmethod
     def joined(caches: Sequence["PagedCache"]) -> "PagedCache":

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.kv.blocks import PoolFullError
+from mmsdk.kv.memory import PagedMemory
 from mmsdk.kv.paged import PagedCache
 from mmsdk.kv.pages import Pages, RowPages
+from mmsdk.kv.shape import Shape
 from mmsdk.kv.sheet import Sheet
 from mmsdk.kv.types import KVCache, LayerView, PagedView
 
@@ -235,3 +237,16 @@ def _columns(caches: list[PagedCache]) -> list[list[int]]:
     """The columns that all caches hold together, by layer."""
     rows = [(cache, row) for cache in caches for row in range(len(cache.position))]
     return [[column for cache, row in rows for column in cache.columns(row, layer)] for layer in range(LAYERS)]
+
+
+@pytest.mark.parametrize("goes_on", [lambda cache: cache.select(torch.tensor([0, 1])), lambda cache: cache.fork()], ids=["select", "fork"])
+def test_the_room_of_a_call_is_its_own_whichever_cache_of_it_goes_on(goes_on: Callable[[KVCache], KVCache]) -> None:
+    memory, shape = PagedMemory(), Shape(LAYERS, HEADS, WIDTH, torch.float32, torch.device("cpu"))
+    first, _ = memory.begin(shape, [160] * LAYERS, [()] * 4)
+    left = goes_on(first)
+    del first
+    gc.collect()
+    other, _ = memory.begin(shape, [2720] * LAYERS, [()])
+    assert isinstance(left, PagedCache) and isinstance(other, PagedCache)
+    other.reserve(2720)
+    left.reserve(160)
