@@ -65,11 +65,12 @@ class Engine:
         """At most `rows` requests at one time, beams counted, and a pool for so many `tokens` of them all: by default 1,024 each, and the
         model's context.
 
-        Raises InputError for a size below 1, where the pipeline compresses inside the decoder, and where its memory does not fit its model.
+        Raises InputError for a size that is no whole number or too small, where the pipeline compresses inside the decoder, and where its
+        memory does not fit its model.
         """
-        for name, size in (("rows", rows), ("chunk", chunk)):
-            if not whole(size, 1):
-                raise InputError(f"it is {shown(size)}, expected a whole number of at least 1", item=name)
+        for name, size, least in (("rows", rows, 1), ("chunk", chunk, 1), ("tokens", tokens, 0)):
+            if not whole(size, least):
+                raise InputError(f"it is {shown(size)}, expected a whole number of at least {least}", item=name)
         if pipe.compression.inside_decoder:
             raise InputError("an engine reads prompts in chunks, and a method inside the decoder needs them whole", item="compress")
         if pipe.compression.proportional:
@@ -127,8 +128,10 @@ class Engine:
         """Take a request; its number. Nothing is looked at yet: what is wrong with it ends it, alone, in a later step.
 
         A prompt in the place of the question, behind no media, is a conversation. `adapter` is one of the pipeline's, or several; `guide`
-        that of the form which `config` asks for, where it has been compiled already.
+        that of the form which `config` asks for, where it has been compiled already. Raises InputError where `config` is no such thing.
         """
+        if not isinstance(config, GenerationConfig):
+            raise InputError(f"it is {shown(config)}, expected a GenerationConfig", item="config")
         self._number += 1
         vlm = self._pipe.vlm
         job = Job(self._number, (media, question), config, tenant, vlm.tokenizer.decode, vlm.stop_ids, adapter)

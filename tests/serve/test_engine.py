@@ -6,7 +6,9 @@ import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 
@@ -124,6 +126,25 @@ def test_compressed_prompts_are_served(small: Mini) -> None:
     assert texts(engine.drain()) == alone(small, asked, "uniform:8")
     with pytest.raises(InputError, match="compress"):
         Engine(Pipeline(small, compression("fastv:0.5")))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"), [({"rows": 0}, "rows"), ({"chunk": 1.5}, "chunk"), ({"tokens": -1}, "tokens"), ({"tokens": "a"}, "tokens")]
+)
+def test_sizes_that_cannot_be_are_refused_by_name(small: Mini, sizes: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(InputError, match=name):
+        Engine(Pipeline(small), **sizes)
+
+
+def test_a_request_without_settings_is_refused_and_harms_nobody(small: Mini, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    engine = Engine(Pipeline(small), rows=2)
+    nothing: Any = None
+    with pytest.raises(InputError, match="config"):
+        engine.submit([], "What is it?", nothing)
+    number = engine.submit([], "What is it?", GenerationConfig(max_tokens=2))
+    assert engine.drain()[number].ids
 
 
 def test_a_prompt_that_begins_as_an_earlier_one_is_read_from_there(small: Mini) -> None:
