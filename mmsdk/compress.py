@@ -208,7 +208,7 @@ def compression(spec: CompressionSpec) -> Compression:
     if isinstance(spec, Compression):
         return spec
     parts = list(spec) if isinstance(spec, list | tuple) else [spec]
-    steps = tuple(_step(part) for part in parts if part != PROPORTIONAL)
+    steps = tuple(_step(part) for part in parts if not (isinstance(part, str) and part == PROPORTIONAL))
     return Compression(steps, proportional=len(steps) < len(parts))
 
 

@@ -32,7 +32,7 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
         if not dtype.is_floating_point or dtype.itemsize < 2:
             raise ModelError(f"no model computes in {dtype}; choose auto, {', '.join(_NAMES)}")
         return dtype
-    if dtype is None or dtype == "auto":
+    if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
         native = native_bfloat16() if device.type == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
     if not isinstance(dtype, str) or dtype not in _NAMES:
@@ -46,7 +46,8 @@ def resolve_quantize(quantize: str | None, device: torch.device) -> Quantize:
     Raises ModelError for a name that is none of none, int4, int8, and for a device that fewer bits do not run on.
     """
     choices: tuple[Quantize, ...] = get_args(Quantize)
-    found = next((choice for choice in choices if choice == ("none" if quantize is None else quantize)), None)
+    asked: object = "none" if quantize is None else quantize
+    found = next((choice for choice in choices if isinstance(asked, str) and choice == asked), None)
     if found is None:
         raise ModelError(f"quantize {shown(quantize)} is not known; choose {', '.join(choices)}")
     if found != "none" and device.type != "cpu" and (device.type != "cuda" or triton is None):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 
@@ -47,6 +48,10 @@ def test_unknown_models_list_what_is_supported(tmp_path: Path) -> None:
         ({"device": 10**30}, "^device: 1000.* is no device"),
         ({"device": ["cpu"]}, "^device: ..cpu.. is no device"),
         ({"dtype": 5}, "dtype 5 is not known; choose auto, float32"),
+        # "==" of an array is one more array
+        ({"dtype": np.zeros(2)}, r"dtype array\(\[0., 0.\]\) is not known; choose auto, float32"),
+        ({"quantize": np.zeros(2)}, r"quantize array\(\[0., 0.\]\) is not known; choose none, int4"),
+        ({"compress": np.zeros(2)}, r"array\(\[0., 0.\]\) names no method"),
         ({"dtype": ["float32"]}, "float32.. is not known"),
         ({"quantize": 4}, "quantize 4 is not known; choose none, int4"),
         ({"quantize": "int3"}, "quantize 'int3' is not known"),
