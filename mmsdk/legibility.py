@@ -3,8 +3,9 @@
 A picture that is about its text, left with too few tokens to read it, is told, never passed over.
 
 Writing is what compression loses first. Starved is a picture full of writing of which more than half of the encoder's tokens have none
-among the kept that is alike (cosine 0.9; of merged tokens the group's mean is looked at). Where the encoder itself was shortened there are
-no full tokens to compare with, and less than a quarter kept counts as starved. Both bounds are ours.
+among the kept that is alike (cosine 0.9; of merged tokens the group's mean is looked at), and one that fewer than a tenth of them are left
+of, since an encoder that hardly reads takes all lines for alike. Where the encoder itself was shortened there are no full tokens to compare
+with, and less than a quarter kept counts as starved. All bounds are ours.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from mmsdk.vision.writing import writing
 
 __all__ = ["LegibilityWarning", "guarded"]
 
-ALIKE, COVERED, SHARE = 0.9, 0.5, 0.25
+ALIKE, COVERED, FEW, SHARE = 0.9, 0.5, 0.1, 0.25
 
 
 class LegibilityWarning(UserWarning):
@@ -78,10 +79,10 @@ def _fidelity(seen: Seen, sight: Sight, kept: int) -> Fidelity | None:
 def _starved(seen: Seen, sight: Sight, kept: int) -> str:
     """What is to be said, or nothing."""
     told = f"this picture is full of writing, and {kept} of its {seen.full} visual tokens"
-    if sight.fidelity is None:
-        return f"{told} are kept; keep more to have it read" if kept < SHARE * seen.full else ""
-    coverage = sight.fidelity.coverage
-    return f"{told} cover {coverage:.0%} of it (cosine {ALIKE}); keep more to have it read" if coverage < COVERED else ""
+    if sight.fidelity is not None and sight.fidelity.coverage < COVERED:
+        return f"{told} cover {sight.fidelity.coverage:.0%} of it (cosine {ALIKE}); keep more to have it read"
+    least = SHARE if sight.fidelity is None else FEW
+    return f"{told} are kept; keep more to have it read" if kept < least * seen.full else ""
 
 
 def _kept(seen: Seen, sight: Sight, kept: int) -> Float[Tensor, "k d"]:

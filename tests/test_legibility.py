@@ -89,6 +89,9 @@ def test_patches_that_are_alike_are_covered_by_a_few() -> None:
     item = seen(page())
     alike = replace(item, tokens=replace(item.tokens, features=item.tokens.features[:1] + 0.01 * item.tokens.features))
     assert guard(page(), alike, "uniform:0.1").notes == ()
+    # ... of which there must be some
+    with pytest.warns(LegibilityWarning, match="25 of its 256 visual tokens are kept"):
+        assert len(guard(page(), alike, "uniform:25").notes) == 1
 
 
 def test_what_was_encoded_before_is_guarded_too() -> None:
