@@ -146,7 +146,8 @@ class Command:
             raise InputError(f"{self.control} commands are absolute, got {self.meaning!r}", item=item)
         if self.moves and self.measured and not isfinite(self.lag):
             raise InputError("a motion with a measured position needs a finite lag: the margin kept to the ends of its range", item=item)
-        if self.moves and not all(low <= 0 <= high for low, high in zip(self.feature.low, self.feature.high, strict=True)):
+        still = all(low <= 0 <= high for low, high in zip(self.feature.low, self.feature.high, strict=True))
+        if (self.moves or self.control == "effort") and not still:
             raise InputError("zero, which is standing still, lies outside of its range", item=item)
 
     @property

@@ -100,6 +100,12 @@ def test_efforts_go_to_zero_at_their_rate() -> None:
     assert [float(gate.stop().command) for _ in range(6)] == pytest.approx([30, 20, 10, 0, 0, 0]) and gate.resting
 
 
+@pytest.mark.parametrize(("low", "high"), [(5.0, 10.0), (-10.0, -5.0)])
+def test_an_effort_that_cannot_go_to_zero_is_no_command(low: float, high: float) -> None:
+    with pytest.raises(InputError, match="zero, which is standing still, lies outside of its range"):
+        Command(Feature("grip", "effort", 1, "N", (low,), (high,)), "effort", "absolute", speed=200.0)
+
+
 def test_the_tool_stays_in_its_box() -> None:
     box = Workspace((-1.0, -1.0, -1.0), (0.5, 1.0, 1.0), speed=0.5)
     with pytest.raises(ModelError, match="forward kinematics"):
