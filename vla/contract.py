@@ -103,7 +103,7 @@ class Feature:
         quantity = "angle" if self.layout.startswith(("euler", "axis")) else "number"
         if UNITS[self.unit][0] != quantity:
             raise InputError(f"{self.layout} in {self.unit}; angles are in rad or deg, quaternions and matrices in one", item=item)
-        if abs(sum(number * number for number in self.tool) - 1) > 1e-6:
+        if not abs(sum(number * number for number in self.tool) - 1) <= 1e-6:
             raise InputError(f"tool {self.tool} is no unit quaternion w, x, y, z", item=item)
 
     def _check_gripper(self, item: str) -> None:

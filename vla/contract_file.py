@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ from mmsdk.vla.contract import Contract
 from mmsdk.vla.strict_yaml import read_yaml
 
 __all__ = ["contract_text", "load_contract", "parse_contract"]
+
+# more numbers than any feature of a robot has: a short file asks for no more memory than that
+_MOST = 4096
 
 
 def load_contract(path: str | Path) -> Contract:
@@ -72,7 +76,7 @@ def _built(kind: Any, tree: object, place: str) -> object:
     values: dict[str, object] = {}
     if inside and isinstance(inner, type):
         values["feature"] = _built(inner, {key: value for key, value in tree.items() if key in inside}, place)
-    spread = _spread(tree)
+    spread = _spread(tree, place)
     for name in fields:
         if name in spread:
             values[name] = _value(hints[name], spread[name], f"{place}: {name}")
@@ -89,9 +93,11 @@ def _has_default(entry: "dataclasses.Field[object]") -> bool:
     return entry.default is not dataclasses.MISSING or entry.default_factory is not dataclasses.MISSING
 
 
-def _spread(tree: Mapping[str, object]) -> dict[str, object]:
+def _spread(tree: Mapping[str, object], place: str) -> dict[str, object]:
     """One number for low or high stands for all `size` of them."""
     size = tree.get("size")
+    if isinstance(size, int) and size > _MOST:
+        raise InputError(f"size: {size:,} numbers, expected at most {_MOST:,}", item=place)
     ends = {name: [tree[name]] * size for name in ("low", "high") if isinstance(size, int) and isinstance(tree.get(name), int | float)}
     return {**tree, **ends}
 
@@ -102,8 +108,8 @@ def _value(kind: object, value: object, place: str) -> object:
         (one,) = [choice for choice in choices if choice is not type(None)]
         return _value(one, value, place)
     if origin is Literal:
-        # True is equal to 1
-        if value not in choices or isinstance(value, bool):
+        # True is equal to 1, and 90.0 to 90
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
             raise InputError(f"{value!r} is none of {', '.join(map(str, choices))}", item=place)
         return value
     if origin is tuple:
@@ -111,6 +117,8 @@ def _value(kind: object, value: object, place: str) -> object:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _built(kind, value, place)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > sys.float_info.max:
+            raise InputError("a number beyond all that a float holds", item=place)
         return float(value)
     if not isinstance(kind, type) or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         fix = " (YAML takes 1e-3 for text: write 1.0e-3)" if kind is float and isinstance(value, str) else ""

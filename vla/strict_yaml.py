@@ -14,8 +14,15 @@ def read_yaml(text: str, item: str) -> object:
     try:
         _check_keys(yaml.compose(text, Loader=yaml.SafeLoader), set(), item)
         tree: object = yaml.safe_load(text)
+    except InputError:
+        raise
     except yaml.YAMLError as error:
         raise InputError(f"not YAML: {' '.join(str(error).split())}", item=item) from None
+    except RecursionError:
+        raise InputError("not YAML: it is nested too deeply", item=item) from None
+    except (ValueError, LookupError, AttributeError) as error:
+        # from inside PyYAML, of a value that is none of its tag's: a 13th month, !!float abc, !!bool maybe
+        raise InputError(f"not YAML: a value that cannot be read: {error}", item=item) from None
     return tree
 
 

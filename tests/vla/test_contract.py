@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmsdk.errors import InputError
-from mmsdk.vla.contract import Contract
+from mmsdk.vla.contract import Contract, Feature
 from mmsdk.vla.contract_file import load_contract, parse_contract
 
 YAML = """
@@ -47,6 +47,7 @@ def test_a_file_becomes_a_contract(tmp_path: Path) -> None:
         ("rate: 15", "rate: 15\nrate: 20", "'rate' stands there twice"),
         ("colour: bgr", "colour: BGR", "cameras.0.: colour: 'BGR' is none of rgb, bgr"),
         ("turned: 180", "turned: 45", "is none of 0, 90, 180, 270"),
+        ("turned: 180", "turned: 180.0", "is none of 0, 90, 180, 270"),
         ("size: 7, unit: rad,", "size: 7, unit: radians,", "state.0.: feature joints: the unit 'radians'"),
         ("size: 7, unit: rad,", "size: true, unit: rad,", "expected int, got True"),
         ("low: -2.9, high: 2.9", "low: [-2.9, -1], high: 2.9", "size 7, 2 low and 7 high"),
@@ -56,6 +57,15 @@ def test_a_file_becomes_a_contract(tmp_path: Path) -> None:
         ("measured: joints,", "measured: arm,", "measured by 'arm', but the state is joints, gripper"),
         ("jerk: .inf", "jerk: 0", "numbers above 0"),
         ("name: franka", "name: [", "not YAML"),
+        ("name: franka", "name: " + "[" * 2000 + "]" * 2000, "nested too deeply"),
+        ("rate: 15", "rate: 2026-13-01", "not YAML: a value"),
+        ("rate: 15", "rate: !!float fast", "not YAML: a value"),
+        ("rate: 15", "rate: !!bool maybe", "not YAML: a value"),
+        ("rate: 15", "rate: !!timestamp now", "not YAML: a value"),
+        ("rate: 15", "rate: 1" + "0" * 400, "rate: a number beyond"),
+        ("rate: 15", "rate: 1" + "0" * 5000, "not YAML: a value"),
+        ("size: 7, unit: rad,", "size: 1000000000000, unit: rad,", "at most 4,096"),
+        ("size: 7, unit: rad,", "size: 1" + "0" * 30 + ", unit: rad,", "at most 4,096"),
         ("name: franka", "name: !!python/object:os.system {}", "not YAML"),
         ("{name: gripper, kind: gripper, size: 1", "{name: joints, kind: gripper, size: 1", "'joints'. stand there twice"),
     ],
@@ -69,3 +79,9 @@ def test_what_is_wrong_is_named_with_its_place(old: str, new: str, told: str) ->
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(InputError, match="nowhere.yaml"):
         load_contract("nowhere.yaml")
+
+
+def test_a_tool_that_is_no_turn_is_refused() -> None:
+    for tool in ((2.0, 0.0, 0.0, 0.0), (float("nan"), 0.0, 0.0, 0.0)):
+        with pytest.raises(InputError, match="is no unit quaternion"):
+            Feature("hand", "rotation", 4, "one", (-1.0,) * 4, (1.0,) * 4, layout="wxyz", tool=tool)
