@@ -48,7 +48,8 @@ class Axis:
         path: list[Motion] = []
         while (velocity != aim or acceleration) and len(path) < ticks:
             wanted = abs(velocity - aim) / dt
-            if not isinf(ramp):
+            # further away than floats reach, the limits alone say how fast
+            if not isinf(ramp) and not isinf(8 * wanted / ramp):
                 steps = floor((sqrt(1 + 8 * wanted / ramp) - 1) / 2)
                 wanted = (wanted + ramp * steps * (steps + 1) / 2) / (steps + 1)
             wanted = copysign(min(wanted, self.acceleration), aim - velocity)

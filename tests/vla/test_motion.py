@@ -94,6 +94,14 @@ def test_an_axis_that_stands_outside_may_come_back_but_not_go_further() -> None:
     assert motion.position < 2.0
 
 
+@pytest.mark.parametrize("axis", [Axis(DT, jerk=10.0), Axis(DT, low=-3.0, high=3.0, acceleration=5.0, jerk=10.0), Axis(DT, jerk=1e-9)])
+@pytest.mark.parametrize("far", [1e308, -1.7e308])
+def test_a_target_at_the_end_of_all_floats_is_gone_towards_within_the_limits(axis: Axis, far: float) -> None:
+    motion = axis.towards(Motion(0.0), far)
+    assert 0 < motion.acceleration * (1 if far > 0 else -1) <= axis.jerk * DT * (1 + 1e-9)
+    assert axis.at(Motion(0.0), far).acceleration == pytest.approx(motion.acceleration)
+
+
 def test_an_axis_without_limits_goes_where_it_is_told() -> None:
     axis = Axis(DT)
     assert axis.towards(Motion(0.0), 100.0).position == 100.0 and axis.at(Motion(0.0), -7.0).velocity == -7.0
