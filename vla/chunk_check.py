@@ -13,10 +13,11 @@ from mmsdk.errors import SafetyError
 from mmsdk.vla.contract import Command, Contract
 from mmsdk.vla.equivalent import in_range, nearest, no_rotation
 
-__all__ = ["OnViolation", "Violation", "check_chunk", "kept"]
+__all__ = ["OnViolation", "Violation", "check_chunk", "kept", "readable"]
 
 OnViolation = Literal["clamp", "truncate", "refuse"]
 _SLACK = 1e-6
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,13 @@ class Violation:
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.name} has {self.limit} {self.value:.4g}, allowed {self.allowed:.4g}"
+
+
+def readable(actions: object) -> bool:
+    """Whether actions are a plain tensor of floating-point numbers; a policy may hand out whatever it likes."""
+    if not isinstance(actions, Tensor) or actions.is_meta or actions.is_nested:
+        return False
+    return actions.layout == torch.strided and actions.dtype in _FLOATS
 
 
 def check_chunk(contract: Contract, actions: Float[Tensor, "h a"], before: Float[Tensor, "k b"]) -> tuple[Violation, ...]:

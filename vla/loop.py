@@ -115,7 +115,8 @@ class ControlLoop:
             self.requests.ask(observation, Effort.FULL, self._number, sent, sent + self.pace.cold)
             result = self._answer(sent).result
             if not isinstance(result, ActionChunk):
-                raise ModelError(f"the policy cannot be warmed up: {result!r}") from result
+                raised = result if isinstance(result, BaseException) else None
+                raise ModelError(f"the policy cannot be warmed up: {result!r}") from raised
             if answered == 0:
                 self.account.cold_start = self.clock.now() - sent
         self.account.requests, self.warm = 0, True
@@ -124,7 +125,8 @@ class ControlLoop:
     def wait(self) -> None:
         """Sleep until the next tick is due. Where the clock says that it is past, or far off, one whole period passes all the same.
 
-        So two commands are never closer together than a period, whatever the clock does; ticks that were missed are not caught up with.
+        So two commands are never closer together than a period, whatever the clock does, but for a step forward of less than a period,
+        which looks like time that went by; ticks that were missed are not caught up with.
         What was planned before a pause longer than an observation may be old is forgotten: the world has gone on.
         """
         if self._begun is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError, ModelError, SafetyError
 from mmsdk.vla.accounting import Account
-from mmsdk.vla.chunk_check import OnViolation, check_chunk, kept
+from mmsdk.vla.chunk_check import OnViolation, check_chunk, kept, readable
 from mmsdk.vla.contract import Contract
 from mmsdk.vla.ladder import Ladder
 from mmsdk.vla.latency import Delay
@@ -166,6 +166,8 @@ class Requests:
     def _put(self, chunk: ActionChunk, awaited: _Awaited, before: Sequence[Tensor]) -> str:
         if chunk.stamp != awaited.stamp:
             return "it carries another stamp than its request"
+        if not readable(chunk.actions):
+            return "its actions are no tensor of floating-point numbers"
         # counted in executed actions, from the capture on: a robot that stood still while it waited has nothing to skip
         skip = self._consumed - awaited.consumed
         # commands are the CPU's, wherever the policy runs

@@ -162,6 +162,12 @@ def test_vr_14_a_policy_that_never_warms_up_is_told() -> None:
     with pytest.raises(ModelError, match="cannot be warmed up: ValueError"):
         simulated(Broken())[0].run(1)
 
+    clock, worker, answered = SimulatedClock(), Scripted(), Answer(1, ActionChunk(torch.zeros(1, 3), Stamp(0.0)))
+    object.__setattr__(answered, "result", torch.zeros(1, 3))
+    worker.answers = [answered]
+    with pytest.raises(ModelError, match="cannot be warmed up: tensor"):
+        ControlLoop(arm(clock), Reach(), HZ, clock=clock, worker=lambda policy: worker).warm_up()
+
 
 def test_vr_10_a_first_answer_of_five_seconds_skips_nothing() -> None:
     """At 20 Hz, never warmed up: the robot stands while it waits, so the first chunk is executed from its first action on."""
@@ -453,6 +459,29 @@ def test_vr_07_a_chunk_without_rows_is_refused_and_the_loop_goes_on() -> None:
     object.__setattr__(chunk, "actions", torch.zeros(3))
     worker.answers = [Answer(stamp.request, chunk)]
     assert ticked(loop, 1) == ["no action is left"] and loop.account.refused == 1
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [[0.4] * 3],
+        torch.zeros(2, 3).numpy(),
+        torch.zeros(2, 3, dtype=torch.int64),
+        torch.zeros(2, 3, dtype=torch.complex64),
+        torch.zeros(2, 3).to(torch.float8_e4m3fn),
+        torch.zeros(2, 3).to_sparse(),
+        torch.zeros(2, 3, device="meta"),
+    ],
+    ids=["list", "numpy", "whole", "complex", "eight-bit", "sparse", "meta"],
+)
+def test_vr_07_what_is_no_tensor_of_numbers_is_refused_and_the_loop_goes_on(actions: object) -> None:
+    loop, worker, _, _ = scripted()
+    stamp = worker.requests[0].observation.stamp
+    chunk = ActionChunk(torch.zeros(1, 3), stamp)
+    object.__setattr__(chunk, "actions", actions)
+    worker.answers = [Answer(stamp.request, chunk)]
+    assert ticked(loop, 1) == ["no action is left"] and loop.account.refused == 1
+    assert "answer: its actions are no tensor of floating-point numbers" in loop.report().reasons
 
 
 def test_what_is_pending_is_a_copy() -> None:

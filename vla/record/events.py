@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmsdk.errors import InputError
 from mmsdk.vision.types import Image
+from mmsdk.vla.chunk_check import readable
 from mmsdk.vla.types import ActionChunk, Observation, Stamp
 from mmsdk.vla.worker import Answer
 
@@ -81,9 +82,9 @@ def read_observation(told: Mapping[str, Any], pictures: Mapping[int, Image]) -> 
 
 
 def written_answer(answer: Answer) -> dict[str, Any]:
-    """What a worker handed back: a chunk, or the name and the words of what was raised."""
+    """What a worker handed back: a chunk, or the name and the words of what was raised, or of what is no chunk that any loop takes."""
     result = answer.result
-    if not isinstance(result, ActionChunk):
+    if not isinstance(result, ActionChunk) or not readable(result.actions):
         return {"request": answer.request, "raised": [type(result).__name__, str(result)]}
     stamp, actions = astuple(result.stamp), _written(result.actions)
     return {"request": answer.request, "actions": actions, "stamp": stamp, "producer": result.producer}
