@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Literal
 
 from rosbags.interfaces import Connection
-from rosbags.rosbag2 import Reader, ReaderError, StoragePlugin, Writer, WriterError
-from rosbags.serde import SerdeError
-from rosbags.typesys import Stores, TypesysError, get_typestore
+from rosbags.rosbag2 import Reader, StoragePlugin, Writer, WriterError
+from rosbags.typesys import Stores, get_typestore
 
 from mmsdk.errors import InputError
 from mmsdk.vla.ros.messages import Message
@@ -74,5 +73,5 @@ def read_bag(path: Path) -> Iterator[tuple[str, int, object]]:
             store = get_typestore(Stores.ROS2_JAZZY)
             for connection, when, data in reader.messages():
                 yield connection.topic, when, store.deserialize_cdr(data, connection.msgtype)
-    except (ReaderError, SerdeError, TypesysError, OSError, KeyError) as error:
-        raise InputError(f"is no bag that can be read, or was not closed: {error}", item=str(path)) from None
+    except Exception as error:  # of a damaged file, rosbags and the databases below it raise whatever comes
+        raise InputError(f"is no bag that can be read, or was not closed: {error}", item=str(path)) from error

@@ -1,6 +1,7 @@
 """A recorded loop, replayed from its bag alone: the same code told the same things sends the same commands, bit for bit."""
 
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,8 @@ from mmsdk.vla.envs.planar_arm import PlanarArm, planar_contract, tool
 from mmsdk.vla.loop import Pace
 from mmsdk.vla.record.recorder import Recording
 from mmsdk.vla.record.replay import Replay, Replayed, Tape
-from mmsdk.vla.ros.bag import BagWriter, read_bag
-from mmsdk.vla.ros.messages import Header, Image, Message, String, Time
+from mmsdk.vla.ros.bag import BagWriter, Storage, read_bag
+from mmsdk.vla.ros.messages import Header, Image, JointState, Message, String, Time
 from mmsdk.vla.types import ActionChunk, Observation, Request
 from mmsdk.vla.worker import Delayed
 
@@ -226,6 +227,45 @@ def test_people_and_their_tools_see_pictures_states_and_commands_with_one_stamp(
     assert (command.header.stamp.sec, command.header.stamp.nanosec) in stamps
     # the arm at rest looks the same: its picture is there once
     assert 1 < len(topics["/mmsdk/camera/side"]) < len(topics["/mmsdk/state"])
+
+
+def test_an_answer_that_no_loop_takes_is_recorded_as_one(tmp_path: Path) -> None:
+    class Whole(Wander):
+        def __call__(self, request: Request) -> ActionChunk:
+            chunk = ActionChunk(torch.ones(12, 3), request.observation.stamp)
+            object.__setattr__(chunk, "actions", torch.ones(12, 3, dtype=torch.int64))
+            return super().__call__(request) if self.asked < 2 else chunk
+
+    session = replace(faulty(planar_contract("position")), policy=Whole())
+    with Recording(tmp_path / "bag") as recording:
+        drive = recording.drive(session)
+        drive.warm_up()
+        for _ in range(40):
+            drive.step()
+        drive.settle()
+    assert drive.report().refused_chunks > 0
+    for policy in (None, Whole()):
+        replayed = Replay(tmp_path / "bag", policy).run()
+        assert replayed.identical and replayed.commands > 20, replayed.difference
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_whatever_is_damaged_in_a_bag_is_told(storage: Storage, tmp_path: Path) -> None:
+    with BagWriter(tmp_path / "bag", storage) as bag:
+        for number in range(20):
+            bag.write("/joints", JointState(Header(Time(1 + number, 0)), ("a", "b"), (0.5, float(number))), number + 1)
+    (file,) = (tmp_path / "bag").glob("bag.*")
+    whole, generator, refused = file.read_bytes(), random.Random(0), 0
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(20):
+            damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+        file.write_bytes(damaged)
+        try:
+            list(read_bag(tmp_path / "bag"))
+        except InputError:
+            refused += 1
+    assert refused > 20
 
 
 def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
