@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmsdk.errors import ModelError
+from mmsdk.errors import InputError, ModelError
 from mmsdk.vla.contract import Contract, Feature
 from mmsdk.vla.normalize import NEEDS, Mode, Normalizer, missing
 from mmsdk.vla.statistics import Statistics, masked
@@ -37,6 +37,10 @@ class Normalization:
     plain: frozenset[str] = frozenset()
     eps: float = 1e-8
     width: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps < 1 or self.width < 0:
+            raise InputError(f"eps {self.eps} is from 0 to below 1, width {self.width} is 0 (none) or a number", item="normalization")
 
     def mode(self, group: str) -> Mode:
         """The mode of "state" or "action"."""
@@ -79,7 +83,9 @@ def lint(contract: Contract, normalization: Normalization, samples: Mapping[str,
 
     `samples` are raw rows of "state" and "action" as the policy is to be given them, from a robot that moves.
     """
-    checks: list[Check] = []
+    known = {feature.name for feature in (*contract.state, *(command.feature for command in contract.action))}
+    unknown = sorted(normalization.plain - known)
+    checks = [Check("plain", "names of features", f"there is no {', '.join(unknown)}")] if unknown else []
     for group, features in (("state", contract.state), ("action", [command.feature for command in contract.action])):
         if features:
             checks += _group(group, features, normalization)
@@ -229,7 +235,9 @@ def _round_trip(group: str, normalizer: Normalizer, statistics: Statistics) -> C
     known = torch.stack([vector for name, vector in statistics.items() if name != "std"]).float()
     back = normalizer.inverse(normalizer(known))
     size = known.abs().clamp_min(1.0)
-    return Check(group, "back from normalised", _where((((back - known).abs() / size) > _ROUND_TRIP).any(0)))
+    # NaN fails this comparison, as it should; what is not finite itself is none of the mode's
+    good = ((back - known).abs() / size <= _ROUND_TRIP) | ~known.isfinite()
+    return Check(group, "back from normalised", _where(~good.all(0)))
 
 
 def _where(wrong: Tensor) -> str:

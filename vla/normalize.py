@@ -2,7 +2,7 @@
 
 lerobot's modes: mean_std (x - mean) / (std + eps); min_max, quantiles (1 % and 99 %) and quantile10 (10 % and 90 %)
 2 (x - low) / (high - low + eps) - 1; identity. openpi uses mean_std (pi0) and quantiles (pi0.5, FAST) with eps 1e-6. Upstream the way back
-leaves eps out; here it does not. A number that never changed in training (by less than eps) is only shifted, not divided by eps.
+leaves eps out; here it does not. A number that never changed in training (by no more than eps) is only shifted, not divided by eps.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Normalizer:
             raise ModelError(f"{item}: a mask of {left.shape[0]} numbers for {plain.shape[0]}")
         plain = plain | left
         width = second if mode == "mean_std" else second - first
-        scale = torch.where(width < eps, ones, width + eps) / (1 if mode == "mean_std" else 2)
+        scale = torch.where(width <= eps, ones, width + eps) / (1 if mode == "mean_std" else 2)
         shift = zeros if mode == "mean_std" else -ones
         return cls(torch.where(plain, zeros, first), torch.where(plain, ones, scale), torch.where(plain, zeros, shift))
 

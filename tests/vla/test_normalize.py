@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmsdk.errors import ModelError
+from mmsdk.errors import InputError, ModelError
 from mmsdk.vla.contract import Command, Contract, Feature
 from mmsdk.vla.lint import Normalization, clip_rate, lint, looks_normalised, not_finite
 from mmsdk.vla.normalize import NEEDS, Normalizer
@@ -183,6 +183,26 @@ def test_what_does_not_fit_stands_in_the_table(change: dict[str, torch.Tensor], 
     table = linted(action=change)
     lines = [line for line in table.splitlines() if not line.endswith("ok")]
     assert any(" ".join(told.split()) in " ".join(line.split()) for line in lines[1:]), table
+
+
+def test_a_name_that_is_no_features_is_not_taken_for_plain() -> None:
+    report = lint(ROBOT, Normalization("identity", "identity", {}, plain=frozenset({"griper", "joints"})))
+    assert [check.fault for check in report.faults] == ["there is no griper"]
+
+
+def test_a_number_that_never_changed_stays_tame_without_an_eps() -> None:
+    constant = {"mean": torch.zeros(1, dtype=torch.float64), "std": torch.zeros(1, dtype=torch.float64)}
+    normalizer = Normalizer.of("mean_std", constant, torch.zeros(1, dtype=torch.bool), eps=0.0)
+    assert float(normalizer(torch.ones(1))) == float(normalizer.inverse(torch.ones(1))) == 1.0
+    broken = good() | {"std": torch.tensor([1e-320, 1.0, 1.0], dtype=torch.float64)}
+    report = lint(ROBOT, Normalization("identity", "mean_std", {"action": broken}, eps=0.0))
+    assert [check.fault for check in report.faults if check.rule == "back from normalised"] == ["[0]"]
+
+
+@pytest.mark.parametrize("wrong", [{"eps": float("nan")}, {"eps": -1.0}, {"eps": float("inf")}, {"width": -3}])
+def test_settings_that_normalise_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="normalization"):
+        Normalization("mean_std", "mean_std", {}, **wrong)
 
 
 def test_a_width_too_small_is_told() -> None:
