@@ -59,7 +59,7 @@ class RemotePolicy:
 
     def __init__(self, url: str, contract: Contract, *, clock: Clock = SystemClock(), retry: Retry = Retry(), api_key: str = "") -> None:
         """`contract` is the robot's, by whose clock deadlines are told. Raises InputError for an address that is none."""
-        if urlsplit(url).scheme not in ("ws", "wss") or not urlsplit(url).hostname:
+        if not _is_address(url):
             raise InputError("expected an address like ws://host:8000", item=url)
         self.url, self.contract, self.clock, self.retry, self.dropped = url, contract, clock, retry, 0
         self._headers = {"Authorization": f"Api-Key {api_key}"} if api_key else {}
@@ -194,6 +194,15 @@ class RemotePolicy:
             if isinstance(answer, Reply):
                 return answer
             raise answer[1]
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # a port that is none is found when it is asked for
+        return parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, url))
+    except ValueError:
+        return False
 
 
 def _told(first: bytes) -> dict[str, object]:

@@ -38,6 +38,7 @@ from mmsdk.vla.wire.turns import Turns
 __all__ = ["Counts", "Limits", "PolicyServer", "serving"]
 
 T = TypeVar("T")
+_LONGEST_NAME = 1024
 _LOG = logging.getLogger(__name__)
 # what strangers send instead of a handshake is no event of ours
 _SOCKETS = logging.getLogger(f"{__name__}.sockets")
@@ -218,6 +219,8 @@ class PolicyServer:
         """Not every client has a gate of its own."""
         if chunk.stamp != asked.request.observation.stamp:
             raise ModelError("the policy answers with another stamp than it was asked with")
+        if not _is_text(chunk.producer):
+            raise ModelError(f"the policy does not say who made its answer: {repr(chunk.producer)[:80]}")
         size = self.service.contract.action_size
         if not chunk.actions.is_floating_point():
             raise ModelError(f"the policy answers with {chunk.actions.dtype}, expected floating-point numbers")
@@ -255,6 +258,11 @@ async def _beside(server: PolicyServer, started: Future[tuple[str, asyncio.Abstr
     finally:
         # whatever else went wrong, nobody waits for ever
         started.cancel()
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be sent, and read: half of a surrogate pair, which Python's texts may hold, is no Unicode."""
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _opened(frame: bytes | str) -> Fields:

@@ -522,6 +522,8 @@ class Broken(Sampler):
                 return replace(chunk, actions=chunk.actions[:0])
             case "another":
                 return replace(chunk, stamp=replace(chunk.stamp, request=99))
+            case "half a letter":
+                return replace(chunk, producer="\ud800")
         return chunk
 
 
@@ -534,11 +536,12 @@ def test_vr_27_what_the_policy_does_wrong_is_told_and_the_server_goes_on(caplog:
             ("narrow", SafetyError, r"shape \(3, 3\), expected actions of 4"),
             ("nothing", SafetyError, r"shape \(0, 4\)"),
             ("another", ModelError, "another stamp"),
+            ("half a letter", ModelError, "does not say who made its answer"),
         ]
         for words, kind, told in wrong:
             with pytest.raises(kind, match=told):
                 remote(asked(words=words))
-        assert remote(asked()).actions.shape == (3, 4) and server.counts.failed == 6 and server.counts.clients == 1
+        assert remote(asked()).actions.shape == (3, 4) and server.counts.failed == 7 and server.counts.clients == 1
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
 
 
@@ -706,7 +709,9 @@ def test_vr_21_pictures_that_the_robot_has_not_are_refused_before_they_are_sent(
             remote(replace(request, observation=replace(request.observation, images=small)))
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "http://localhost:8000", "ws://"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "http://localhost:8000", "ws://", "ws://[::1", "ws://a:99999", "ws://a:b", "ws://a b:1"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="ws://host:8000"):
         RemotePolicy(url, ARM)
