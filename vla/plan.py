@@ -8,7 +8,7 @@ Real-time chunking needs no plan of its own: the head sees `Request.pending`, ke
 """
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -105,6 +105,8 @@ class TemporalEnsemble:
     _count: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.decay < inf:
+            raise InputError(f"decay {self.decay} is a number from 0", item="plan")
         self.clear()
 
     def merge(self, actions: Float[Tensor, "h a"], skip: int) -> bool:

@@ -67,6 +67,9 @@ def test_a_blend_mixes_what_both_speak_of() -> None:
     torch.testing.assert_close(plan.pending(), column(0.7, 0.7, 1.0))
     with pytest.raises(InputError, match="blend"):
         RecedingHorizon(BOTH, blend=0.0)
+    for decay in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="decay"):
+            TemporalEnsemble(BOTH, decay=decay)
 
 
 @pytest.mark.parametrize("plan", [RecedingHorizon(BOTH), TemporalEnsemble(BOTH)])

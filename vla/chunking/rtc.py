@@ -67,7 +67,7 @@ class RealTimeChunking:
         if self.mode not in get_args(Mode):
             raise InputError(f"mode {self.mode!r} is not known; there is {', '.join(get_args(Mode))}", item="rtc")
         _check_schedule(self.schedule)
-        if self.beta <= 0 or self.overlap < 0:
+        if not 0 < self.beta < math.inf or self.overlap < 0:
             raise InputError(f"beta {self.beta} is above 0, overlap {self.overlap} is 0 (all) or a number of actions", item="rtc")
 
     def guide(self, pending: Float[Tensor, "k a"], delay: int, shape: tuple[int, int]) -> Guide:

@@ -26,7 +26,7 @@ class Synchronizer(Generic[T]):
         """`slop` in seconds; of each stream the `depth` newest messages wait. Raises InputError for no streams, one twice, and no slop."""
         if not streams or len(set(streams)) != len(streams):
             raise InputError(f"expected streams, each once; got {', '.join(streams) or 'none'}", item="synchronizer")
-        if not (isfinite(slop) and round(slop * SECOND) > 0) or depth < 1:
+        if not (isfinite(slop * SECOND) and round(slop * SECOND) > 0) or depth < 1:
             raise InputError(f"slop {slop} is a number of seconds above 0, depth {depth} at least 1", item="synchronizer")
         self.slop, self.depth, self.overflowed = round(slop * SECOND), depth, 0
         self._queues: dict[str, dict[int, T]] = {stream: {} for stream in streams}

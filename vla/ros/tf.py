@@ -5,6 +5,7 @@ As tf2: transforms are kept for some seconds, translations interpolated in strai
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from math import inf
 from threading import Lock
 
 from mmsdk.errors import InputError
@@ -55,8 +56,8 @@ class TransformBuffer:
     """Keeps the last `keep` seconds of every transform that it is given. It may be used from any thread."""
 
     def __init__(self, keep: float = 10.0) -> None:
-        """Raises InputError unless `keep` is above 0 s."""
-        if not keep > 0:
+        """Raises InputError unless `keep` is a number of seconds above 0."""
+        if not 0 < keep * SECOND < inf:
             raise InputError(f"{keep} s is no time to keep transforms for", item="tf")
         self._keep = round(keep * SECOND)
         self._edges: dict[str, _Edge] = {}

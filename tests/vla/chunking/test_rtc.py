@@ -101,8 +101,9 @@ def test_nothing_pending_is_no_guidance() -> None:
 
 
 def test_wrong_input_is_named() -> None:
-    with pytest.raises(InputError, match="beta 0"):
-        RealTimeChunking(beta=0.0)
+    for beta in (0.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=f"beta {beta}"):
+            RealTimeChunking(beta=beta)
     # past the types, which only tests check as they run
     for name, value, told in (
         ("mode", "hard_prefix", "there is vjp, identity, hard-prefix"),

@@ -103,7 +103,8 @@ def test_nothing_waits_after_the_clock_went_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("streams", "slop", "depth"), [([], 0.1, 1), (["/a", "/a"], 0.1, 1), (["/a"], 0.0, 1), (["/a"], float("nan"), 1), (["/a"], 0.1, 0)]
+    ("streams", "slop", "depth"),
+    [([], 0.1, 1), (["/a", "/a"], 0.1, 1), (["/a"], 0.0, 1), (["/a"], float("nan"), 1), (["/a"], 1e300, 1), (["/a"], 0.1, 0)],
 )
 def test_nonsense_is_refused(streams: list[str], slop: float, depth: int) -> None:
     with pytest.raises(InputError, match="synchronizer: "):

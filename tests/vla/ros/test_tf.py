@@ -137,6 +137,12 @@ def test_transforms_that_cannot_be_are_refused(message: TransformStamped, static
     assert buffer.lookup("world", "base", TIMES[0]).translation == pytest.approx(tuple(PLACES[0][0]))
 
 
+@pytest.mark.parametrize("keep", [0.0, float("nan"), float("inf"), 1e300])
+def test_a_time_to_keep_transforms_for_is_a_number_of_seconds(keep: float) -> None:
+    with pytest.raises(InputError, match="no time to keep transforms for"):
+        TransformBuffer(keep)
+
+
 def test_vr_23_a_quaternion_that_is_none_is_refused() -> None:
     for wrong, told in ((Quaternion(0.0, 0.0, 0.0, 0.0), "it was never set"), (Quaternion(0.0, 0.0, 0.0, 2.0), "has the length 2")):
         with pytest.raises(InputError, match=told):
