@@ -13,12 +13,13 @@ from math import ceil, dist, hypot, tau
 
 from mmsdk.vla.contract import UNITS, Feature
 
-__all__ = ["endless", "follow", "in_range", "nearest", "no_rotation", "unwind"]
+__all__ = ["endless", "follow", "in_range", "nearest", "no_rotation", "thin", "unwind", "whole"]
 
 _SEAM = 0.01
 _EDGE = 1e-6
 _TINY = 1e-9
 _OFF = 0.1
+_THIN = 0.5
 _WOUND = 0.75
 
 
@@ -92,6 +93,30 @@ def no_rotation(feature: Feature, values: Sequence[float]) -> str:
         if min(one, two) < _OFF or abs(sum(a * b for a, b in zip(first, second, strict=True))) > (1 - _EDGE) * one * two:
             return f"{feature.name} has two parallel or vanishing vectors, which span no frame"
     return ""
+
+
+def thin(feature: Feature, values: Sequence[float]) -> bool:
+    """Whether numbers on the way from one rotation to another hardly tell one any more: a small step of theirs is then a leap of it.
+
+    So are quaternions of less than half their length, and two rows of rot6d that short or less than 30 degrees from one line.
+    """
+    if _signed(feature):
+        return hypot(*values) < _THIN
+    if feature.kind != "rotation" or not feature.layout.startswith("rot6d"):
+        return False
+    first, second = values[:3], values[3:]
+    one, two = hypot(*first), hypot(*second)
+    across = sum(a * b for a, b in zip(first, second, strict=True))
+    return min(one, two) < _THIN or across * across > (1 - _THIN * _THIN) * (one * two) ** 2
+
+
+def whole(feature: Feature, values: Sequence[float]) -> list[float]:
+    """The same rotation in numbers of full length: a quaternion's, or two rows of rot6d at a right angle."""
+    if _signed(feature) or feature.kind != "rotation" or not feature.layout.startswith("rot6d"):
+        return _unit(values) if _signed(feature) else list(values)
+    first = _unit(values[:3])
+    along = sum(a * b for a, b in zip(first, values[3:], strict=True))
+    return first + _unit([b - along * a for a, b in zip(first, values[3:], strict=True)])
 
 
 def _signed(feature: Feature) -> bool:

@@ -3,7 +3,8 @@
 Each number of an action is one axis (`mmsdk.vla.motion`): of a position the command itself, of a velocity or a step the motion that it
 adds up to, corrected by what the robot measures and kept `lag` away from the ends of its range. Where a workspace is declared, the whole
 way to rest is checked in it, tool point by tool point. Limits of a rotation act on its numbers, under the name nearest to the last command
-(`mmsdk.vla.equivalent`); so near a gimbal lock Euler angles still go the way of their numbers.
+(`mmsdk.vla.equivalent`); so near a gimbal lock Euler angles still go the way of their numbers. Where that way leads past numbers that are
+no rotation (rot6d, half a turn away), the robot brakes before them: behind them the rotation is another one at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmsdk.errors import ModelError, SafetyError
-from mmsdk.vla.contract import Contract
-from mmsdk.vla.equivalent import in_range, nearest, no_rotation, unwind
+from mmsdk.vla.contract import Contract, Feature
+from mmsdk.vla.equivalent import in_range, nearest, no_rotation, thin, unwind, whole
 from mmsdk.vla.lane import Lane, Measuring, lanes
 from mmsdk.vla.motion import Motion
 from mmsdk.vla.rotation import from_quaternion
@@ -226,13 +227,29 @@ class Gate:
         ]
 
     def _settle(self, motions: list[Motion]) -> tuple[str, ...]:
-        """Take these motions, or brake where the tool could not stay in its workspace behind them."""
+        """Take these motions, or brake where the tool could not stay in its workspace behind them, or would turn by a leap."""
         told: tuple[str, ...] = ()
-        if self._forward is not None and not self._inside(self._forward, motions):
+        if leaping := self._leaping(motions):
+            feature, columns = leaping
+            told = (f"{feature.name}: the way there leads past numbers that are no rotation",)
+            motions = [lane.axis.rest(motion) for lane, motion in zip(self._lanes, self._motions, strict=True)]
+            if not any(motion.velocity or motion.acceleration for motion in motions[columns]):
+                # the same rotation, from where others can be gone to
+                motions[columns] = map(Motion, whole(feature, [motion.position for motion in motions[columns]]))
+        elif self._forward is not None and not self._inside(self._forward, motions):
             told = ("the tool would leave its workspace or exceed its speed",)
             motions = [lane.axis.rest(motion) for lane, motion in zip(self._lanes, self._motions, strict=True)]
         self._before, self._motions, self._commanded = self._motions, motions, True
         return told
+
+    def _leaping(self, motions: Sequence[Motion]) -> tuple[Feature, slice] | None:
+        """The rotation whose numbers hardly tell one any more, now or until all axes rest; None where all do."""
+        for feature, columns in self._turns:
+            paths = [[motion, *lane.axis.braking(motion)] for lane, motion in zip(self._lanes[columns], motions[columns], strict=True)]
+            rows = ([path[min(k, len(path) - 1)].position for path in paths] for k in range(max(map(len, paths))))
+            if any(thin(feature, row) for row in rows):
+                return feature, columns
+        return None
 
     def _inside(self, forward: Forward, motions: Sequence[Motion]) -> bool:
         """Whether the tool stays in its box, and below its speed, from now until all axes rest."""

@@ -1,7 +1,7 @@
 """The names of a rotation, against SciPy: the nearest is the same rotation, and limits are of the rotation and not of its spelling."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from math import dist, pi, tau
 
 import numpy as np
@@ -18,6 +18,7 @@ from mmsdk.vla.contract import Camera, Command, Contract, Feature
 from mmsdk.vla.equivalent import in_range, nearest, unwind
 from mmsdk.vla.freshness import Freshness
 from mmsdk.vla.gate import Gate
+from mmsdk.vla.rotation import to_quaternion
 from mmsdk.vla.types import Observation, Stamp
 
 DT = 0.05
@@ -209,3 +210,35 @@ def test_a_quaternion_that_changes_its_sign_is_no_motion_behind_a_still_picture(
     assert not freshness.stale(now)
     freshness.take(Observation({"side": picture}, q.flip(0), "", Stamp(now + 0.05)), now + 0.05)
     assert "same picture" in freshness.stale(now + 0.05)
+
+
+@pytest.mark.parametrize("layout", ["rot6d_rows", "rot6d_columns"])
+def test_a_hand_does_not_leap_to_a_frame_half_a_turn_away(layout: str) -> None:
+    """Number by number the way there leads through zeros, of which the frame on the other side is another one at once."""
+    hand = Feature("hand", "rotation", 6, "one", (-1.0,) * 6, (1.0,) * 6, layout=layout)
+    command = Command(hand, "position", "absolute", "hand", speed=1.0, acceleration=5.0, jerk=100.0)
+    gate = Gate(Contract("hand", 20.0, (), (hand,), (command,)))
+    begin = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    gate.start(begin)
+    verdicts = [gate.towards(-begin) for _ in range(80)]
+    assert any("hand: the way there leads past numbers that are no rotation" in each.changes for each in verdicts)
+    sent = [to_quaternion(verdict.command, layout) for verdict in verdicts]
+    assert all(float((before * after).sum().abs()) > 0.99 for before, after in pairwise(sent))
+    # a frame that can be reached is gone to from there
+    aside = torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close([gate.towards(aside).command for _ in range(160)][-1], aside)
+
+
+@pytest.mark.parametrize("layout", ["wxyz", "xyzw"])
+def test_a_quaternion_that_is_called_from_side_to_side_stays_one(layout: str) -> None:
+    hand = Feature("hand", "rotation", 4, "one", (-1.0,) * 4, (1.0,) * 4, layout=layout)
+    gate = Gate(Contract("hand", 20.0, (), (hand,), (Command(hand, "position", "absolute", "hand", speed=1.0),)))
+    gate.start(torch.eye(4, dtype=torch.float64)[0])
+    lengths = []
+    for tick in range(400):
+        place = torch.tensor([motion.position for motion in gate._motions], dtype=torch.float64)
+        lengths.append(float(place.norm()))
+        # wherever it is, across to there
+        across = torch.eye(4, dtype=torch.float64)[int(place.abs().argmin())]
+        gate.towards(across - place * (across @ place) / (place @ place) if tick % 2 else across)
+    assert min(lengths) >= 0.5
