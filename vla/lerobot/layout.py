@@ -152,6 +152,8 @@ def read_info(root: Path) -> Info:
             str(name): Feature(str(each["dtype"]), tuple(map(int, each["shape"])), _names(each.get("names")))
             for name, each in told["features"].items()
         }
+        if int(told["fps"]) < 1:
+            raise ValueError(f"{told['fps']} frames a second")
         return Info(
             features,
             fps=int(told["fps"]),

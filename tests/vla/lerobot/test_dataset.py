@@ -204,6 +204,7 @@ def test_what_does_not_fit_is_refused_and_not_added(tmp_path: Path) -> None:
     [
         ({"codebase_version": "v2.1"}, "is of version 'v2.1', expected 'v3.0'"),
         ({"fps": "ten"}, "is damaged"),
+        ({"fps": 0}, "is damaged"),
         ({"total_episodes": 4}, "tells of 3 episodes, and counts 4"),
         ({"data_path": "../outside/file-{file_index:03d}.parquet"}, "leads out of it"),
     ],
