@@ -329,7 +329,7 @@ def true_assign_and_merge(z: Tensor, centres: Tensor, x: Tensor, weight: Tensor 
             totals[i, j] = shares[i, members].double().sum()
             if totals[i, j] > 0:
                 means[i, j] = (x[i, members].double() * shares[i, members, None]).sum(0) / totals[i, j]
-    return torch.tensor(cosines), torch.tensor(labels), means, totals
+    return torch.tensor(cosines).view(b, n), torch.tensor(labels, dtype=torch.int64).view(b, n), means, totals
 
 
 def spans(starts: list[int] | None, size: int, length: int) -> list[range]:
