@@ -122,6 +122,7 @@ def read_few(
     stage 1. The first Ctrl-C ends it after the step that is being made, `until` at that step, the checkpoint saved.
     """
     mixture, cache = Mixture(shards), dict[str, list[int]]()
+    last = recipe.steps if until is None else until
     began = [parameter.detach().clone() for parameter in adapters.parameters()]
     origin = hashlib.sha256(b"".join(one.cpu().numpy().tobytes() for one in began)).hexdigest()[:16]
     dtype, device = decoder.embedding.weight.dtype, decoder.embedding.weight.device
@@ -145,11 +146,12 @@ def read_few(
 
     optimiser = torch.optim.AdamW(adapters.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     steps = descend(
-        adapters, optimiser, folder / "few.safetensors", f"{recipe} from {origin}", recipe.steps if until is None else until,
+        adapters, optimiser, folder / "few.safetensors", f"{recipe} from {origin}", last,
         lambda step: recipe.lr * cosine(step, recipe.steps, 1.0, recipe.warmup, least=0.03), loss,
     )  # fmt: skip
     projector.requires_grad_(False)
-    done, lost = recipe.steps, 0.0
+    # no step is made where a checkpoint stands there already
+    done, lost = last, 0.0
     with tqdm(total=recipe.steps, desc="few tokens", unit="step", mininterval=10) as bar, Stop() as stopping, closing(steps):
         for done, now in steps:
             lost = 0.97 * lost + 0.03 * now if lost else now

@@ -106,7 +106,7 @@ def tensors(adapters: tuning.Adapters) -> list[Tensor]:
 @pytest.mark.usefixtures("without_braco")
 def test_a_broken_run_ends_as_a_whole_one_and_the_projector_learns_nothing(tmp_path: Path) -> None:
     ended = []
-    for folder, lengths in ((tmp_path / "whole", (6,)), (tmp_path / "broken", (2, 6))):
+    for folder, lengths in ((tmp_path / "whole", (6,)), (tmp_path / "broken", (2, 2, 6))):
         for until in lengths:
             decoder, projector, adapters = parts()
             before = tensors(adapters), {name: tensor.clone() for name, tensor in projector.state_dict().items()}
