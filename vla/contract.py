@@ -35,6 +35,8 @@ UNITS: dict[str, tuple[str, float]] = {
     "one": ("number", 1.0),
 }
 """Each unit's quantity, and how much one of it is in the quantity's own unit."""
+_MOVING: dict[str, Control] = {"turning": "velocity", "speed": "velocity", "force": "effort", "torque": "effort"}
+"""What a robot does as long as it holds such a value; as a position it would be held for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,10 @@ class Command:
         item = f"command {self.feature.name}"
         if not all(limit > 0 for limit in (self.speed, self.acceleration, self.jerk, self.lag)):
             raise InputError("speed, acceleration, jerk and lag are numbers above 0 (.inf for none)", item=item)
+        moving = _MOVING.get(UNITS[self.feature.unit][0], self.feature.kind)
+        if moving in ("velocity", "effort") and moving != self.control:
+            told = f"a {self.feature.kind} in {self.feature.unit} under control {self.control!r}"
+            raise InputError(f"{told}: standing still would not be zero; its control is {moving!r}", item=item)
         if self.control == "position" and self.meaning != "step" and not self.measured:
             raise InputError("standing still is holding the measured position; name the state feature that measures it", item=item)
         if self.control != "position" and self.meaning != "absolute":
@@ -197,8 +203,8 @@ class Timing:
     recover: int = 3
 
     def __post_init__(self) -> None:
-        if not min(self.stale, self.frozen, self.watchdog) > 0 or not self.cooldown >= 0 or self.recover < 1:
-            raise InputError("stale, frozen and watchdog are above 0, cooldown is not below 0, recover at least 1", item="timing")
+        if not min(self.stale, self.frozen, self.watchdog) > 0 or not self.cooldown >= 0 or not 1 <= self.recover <= 1_000_000:
+            raise InputError("stale, frozen and watchdog are above 0, cooldown is not below 0, recover from 1 to a million", item="timing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ def test_a_file_becomes_a_contract(tmp_path: Path) -> None:
         ("control: position, meaning: absolute,\n     measured: gripper", "control: position, meaning: absolute", "holding the measured"),
         ("measured: joints,", "measured: arm,", "measured by 'arm', but the state is joints, gripper"),
         ("jerk: .inf", "jerk: 0", "numbers above 0"),
+        # what keeps the robot moving is never held as if it were a place
+        ("control: velocity", "control: position", "a velocity in rad/s under control 'position': standing still would not be zero"),
+        ("control: velocity", "control: effort", "its control is 'velocity'"),
+        ("kind: velocity, size: 7, unit: rad/s", "kind: effort, size: 7, unit: N m", "its control is 'effort'"),
+        ("timing: {stale: 0.3}", "timing: {recover: 100000000000000000000000}", "recover from 1 to a million"),
         ("name: franka", "name: [", "not YAML"),
         ("name: franka", "name: " + "[" * 2000 + "]" * 2000, "nested too deeply"),
         ("rate: 15", "rate: 2026-13-01", "not YAML: a value"),
