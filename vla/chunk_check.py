@@ -13,9 +13,11 @@ from mmsdk.errors import SafetyError
 from mmsdk.vla.contract import Command, Contract
 from mmsdk.vla.equivalent import in_range, nearest, no_rotation
 
-__all__ = ["OnViolation", "Violation", "check_chunk", "kept", "readable"]
+__all__ = ["LONGEST", "OnViolation", "Violation", "check_chunk", "kept", "readable"]
 
 OnViolation = Literal["clamp", "truncate", "refuse"]
+LONGEST = 4096
+"""Actions of a chunk; looking at more of them takes longer than ticks do."""
 _SLACK = 1e-6
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -45,8 +47,8 @@ def check_chunk(contract: Contract, actions: Float[Tensor, "h a"], before: Float
     """Every limit that the actions break, earliest first. `before` are the last commands sent, newest last: the seam is checked too.
 
     Range, speed, acceleration and jerk, from differences between commands at the contract's rate; rotations under the name nearest to the
-    command before. Raises SafetyError for a wrong number of numbers, no actions, what is not finite, and what is no rotation: such a chunk
-    is of no use at all.
+    command before. Raises SafetyError for a wrong number of numbers, no actions or more than `LONGEST`, what is not finite, and what is no
+    rotation: such a chunk is of no use at all.
     """
     _check_usable(contract, actions)
     values, tracks = _spelt(contract, actions.double(), before.double())
@@ -64,6 +66,8 @@ def _check_usable(contract: Contract, actions: Tensor) -> None:
     if actions.shape[0] == 0 or actions.shape[1] != contract.action_size:
         told = f"a chunk of {actions.shape[0]} actions of {actions.shape[1]} numbers"
         raise SafetyError(f"{told}; {contract.name} takes {contract.action_size} numbers, and none is made up")
+    if actions.shape[0] > LONGEST:
+        raise SafetyError(f"a chunk of {actions.shape[0]} actions; at most {LONGEST} are taken")
     if not bool(actions.isfinite().all()):
         step, column = (int(place) for place in (~actions.isfinite()).nonzero()[0])
         raise SafetyError(f"a chunk that is not finite, first at step {step}, number {column}")

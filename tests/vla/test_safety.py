@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmsdk.errors import InputError, ModelError, SafetyError
-from mmsdk.vla.chunk_check import check_chunk, kept
+from mmsdk.vla.chunk_check import LONGEST, check_chunk, kept
 from mmsdk.vla.clock import SimulatedClock
 from mmsdk.vla.contract import Command, Contract, Feature, Workspace
 from mmsdk.vla.envs.planar_arm import LINKS, PlanarArm, planar_contract, tool
@@ -269,6 +269,13 @@ def test_speeds_are_checked_as_speeds() -> None:
 def test_vr_07_a_chunk_of_another_width_is_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(SafetyError, match="none is made up"):
         check_chunk(planar_contract("position"), torch.zeros(shape), HOME.repeat(3, 1))
+
+
+def test_a_chunk_of_more_actions_than_ticks_leave_time_for_is_refused() -> None:
+    contract = planar_contract("position")
+    assert not check_chunk(contract, HOME.expand(LONGEST, 3), HOME.repeat(3, 1))
+    with pytest.raises(SafetyError, match="a chunk of 4097 actions; at most 4096 are taken"):
+        check_chunk(contract, HOME.expand(LONGEST + 1, 3), HOME.repeat(3, 1))
 
 
 def test_vr_27_a_chunk_with_infinity_is_refused_and_the_place_named() -> None:
