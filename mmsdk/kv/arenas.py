@@ -11,6 +11,7 @@ Letters: b rows, h heads, g key-value heads, s new tokens, t slots, n moves, d w
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -352,19 +353,17 @@ def joins(used: Bool[Tensor, "b t"], page: int) -> Int[Tensor, "b t"]:
     tokens, if both fit into one. Decided on the host, page by page and row by row.
     """
     flags = used.cpu().numpy()
-    found = torch.full(used.shape, -1, dtype=torch.long)
+    found = np.where(flags, np.arange(flags.shape[1]), -1)
     for row, held in enumerate(flags):
-        pages: list[list[int]] = []
-        for start in range(0, len(held), page):
-            slots = [start + slot for slot in held[start : start + page].nonzero()[0].tolist()]
-            last = len(pages[-1]) if pages else page
-            if slots and 2 * min(len(slots), last) < page and len(slots) + last <= page:
-                pages[-1] += slots
-            elif slots:
-                pages.append(slots)
-        for slots in pages:
-            home = slots[0] // page
-            free = [slot for slot in range(home * page, home * page + page) if slot not in slots]
-            for slot in slots:
-                found[row, slot if slot // page == home else free.pop(0)] = slot
-    return found.to(used.device)
+        home, count = 0, page
+        for here, size in enumerate(held.reshape(-1, page).sum(axis=1).tolist()):
+            if not size:
+                continue
+            if 2 * min(size, count) >= page or size + count > page:
+                home, count = here, size
+                continue
+            slots, to = found[row, here * page : (here + 1) * page], found[row, home * page : (home + 1) * page]
+            to[np.flatnonzero(to < 0)[:size]] = slots[slots >= 0]
+            slots[:] = -1
+            count += size
+    return torch.from_numpy(found).to(used.device)
