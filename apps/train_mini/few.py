@@ -1,6 +1,6 @@
 """Stage 2: the language model learns to read few tokens, of a projector that learns no more.
 
-Stage 1 shows 64 tokens of a picture or more. Here most steps show what compressors leave of it, a handful up to 96, of a clip up to 192:
+Stage 1 shows 64 tokens of a picture or more. Here most steps show what compressors leave of it, a handful up to 96, of a clip up to 193:
 chosen by chance, by things, evenly or far apart, means of clusters, or what braco's coder makes of them. The other steps are those of
 stage 1, so that what was learnt of many tokens stays. Methods are given the projector's embeddings, as in the pipeline; these stay what
 they were, and with them whatever was calibrated or trained on them.
