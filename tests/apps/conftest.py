@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from _pytest.runner import runtestprotocol
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mmsdk.apps.serve.server import serving
@@ -117,3 +118,20 @@ def simulated() -> None:
         if os.environ.get("CI"):
             pytest.fail(lacks)
         pytest.skip(lacks)
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A browser on a busy machine loses a click now and then: what it fails at is tried again, and what fails three times is broken."""
+    if item.path.name != "test_demo_web.py":
+        return None
+    assert isinstance(item, pytest.Function)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for left in (2, 1, 0):
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if not left or not any(report.failed for report in reports):
+            break
+        item._initrequest()
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
