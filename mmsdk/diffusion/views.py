@@ -3,8 +3,9 @@
 VGGT: Visual Geometry Grounded Transformer (arXiv 2503.11651), its aggregator. Published: each view is patches with a camera token and four
 register tokens before them, which the first view has of its own; layers attend within a view, then over all views, both with normed
 queries and keys, rotary places of rows and columns (special tokens at the origin, patches from 1 on) and scaled residuals; what both give
-is handed on side by side. Reconstruction: patches enter by one linear map, where VGGT has a whole DINOv2 before it, and there are no heads
-for cameras, depths and points: this is the attention's class at any size, without weights.
+is handed on side by side. VGGT's own code gives the same tokens (tests/diffusion/views_golden.json). Reconstruction: patches enter by one
+linear map, where VGGT has a whole DINOv2 before it, and there are no heads for cameras, depths and points: this is the attention's class
+at any size, without weights.
 """
 
 from dataclasses import dataclass

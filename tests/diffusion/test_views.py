@@ -1,6 +1,8 @@
-"""A transformer over views: against its layers written out in complex numbers, and what ReSS promises over its attention."""
+"""A transformer over views: against VGGT's own aggregator, its layers in complex numbers, and what ReSS promises over its attention."""
 
+import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +77,22 @@ def test_layers_go_within_views_and_across_them(model: Views) -> None:
         views = list(slow_layer(across, torch.cat(inner), places * VIEWS).split(len(places)))
     expected = torch.cat((torch.stack(inner), torch.stack(views)), -1)[None]
     torch.testing.assert_close(model(given).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_are_those_of_vggt() -> None:
+    """What VGGT's code gave for weights and pictures that are waves of their places in memory; it norms pictures by ImageNet's colours."""
+    golden = json.loads(Path(__file__).with_name("views_golden.json").read_text(encoding="utf-8"))
+    model = Views(ViewsConfig(**golden["config"])).requires_grad_(False)
+    for number, (name, part) in enumerate(sorted(model.named_parameters())):
+        wave = torch.sin(torch.arange(part.numel(), dtype=torch.float64) * (0.37 + 0.11 * number) + number).view(part.shape)
+        size = 0.3 if "norm" in name or name == "special" else 1.2 * part.shape[-1] ** -0.5
+        middle = 1.0 if name.endswith(("norm.weight", "norm_up.weight")) else 0.5 if ".scale" in name else 0.0
+        part.copy_(middle + size * wave)
+    shape = golden["pictures"]
+    given = (0.5 + 0.5 * torch.sin(torch.arange(torch.Size(shape).numel(), dtype=torch.float64) * 0.731)).view(shape).float()
+    mean, spread = (torch.tensor(colours).view(3, 1, 1) for colours in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    found = model((given - mean) / spread)[..., :: golden["every"]]
+    torch.testing.assert_close(found.flatten(), torch.tensor(golden["values"]), rtol=0, atol=1e-4)
 
 
 def test_views_behind_the_first_may_come_in_any_order(model: Views) -> None:
