@@ -46,10 +46,14 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The self-attentions of a transformer, in the order in which they run, and how its arguments tell the grid."""
+    """The self-attentions of a transformer, in the order in which they run, and how its arguments tell the grid and the time.
+
+    The time falls from step to step.
+    """
 
     layers: Callable[[Any], list[_Layer]]
     grid: Callable[[Any, Mapping[str, Any]], Grid]
+    time: Callable[[Mapping[str, Any]], float] = lambda given: float(torch.as_tensor(given["timestep"]).flatten()[0])
 
 
 def sparsify(pipe: _Pipeline | torch.nn.Module, method: str | Selector, steps: int = 50, align: WaveAlign | None = None) -> "Sparsified":
@@ -156,7 +160,7 @@ class _Attached:
     def _begin(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = self._signature.bind(*args, **kwargs).arguments
         self._grid = self._family.grid(model, given)
-        timestep = float(torch.as_tensor(given["timestep"]).flatten()[0])
+        timestep = self._family.time(given)
         if timestep == self._timestep:
             self._branch += 1
             return
@@ -241,6 +245,31 @@ def _hunyuan(model: Any, given: Mapping[str, Any]) -> Grid:
     return _patched(model, given, 2, (frames, size, size), after=given["encoder_hidden_states"].shape[1])
 
 
+def _minimax(model: Any, given: Mapping[str, Any]) -> Grid:
+    """The frames that are made stand last in one packed sequence; text, sound and frames that are given stand before them, and stay dense.
+
+    A row's places tell its frame, row and column. Raises InputError where the last rows are no whole frames in order.
+    """
+    times, places = given["timestep_indices"], given["position_ids"]
+    other = (given["token_tags"] != given["token_tags"][-1]) | (times != times[-1])
+    before = int(other.nonzero()[-1]) + 1 if bool(other.any()) else 0
+    video = places[before:]
+    frames = torch.unique_consecutive(video[:, 0]).numel()
+    height = torch.unique_consecutive(video[: len(video) // frames, 1]).numel()
+    grid = Grid(frames, height, len(video) // (frames * height), before=before)
+    whole = video[:, 1:].unflatten(0, (grid.frames, -1)) if grid.tokens == len(places) else video[:0, None]
+    if not len(whole) or not bool((whole == whole[:1]).all()):
+        raise InputError(
+            "sparse attention takes the frames that are made as the last rows, frame by frame, row by row", item="position_ids"
+        )
+    return grid
+
+
+def _minimax_time(given: Mapping[str, Any]) -> float:
+    """Of the rows that are made; 1 is clean there."""
+    return -float(given["timestep"][given["timestep_indices"][-1]])
+
+
 def _own(attention: Any) -> _Layer:
     return _Layer(attention, lambda: attention.to_out[0].weight)
 
@@ -261,4 +290,5 @@ _FAMILIES = {
         ],
         _hunyuan,
     ),
+    "MiniMaxH3Transformer3DModel": _Family(lambda model: [_own(block.attn) for block in model.transformer_blocks], _minimax, _minimax_time),
 }

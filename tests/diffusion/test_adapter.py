@@ -1,6 +1,7 @@
 """Sparse attention in diffusers' own transformers at tiny size: nothing changes where all is kept, and all of it comes out again."""
 
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ with warnings.catch_warnings():
         "ltx": diffusers.LTXVideoTransformer3DModel,
         "cogvideox": diffusers.CogVideoXTransformer3DModel,
         "hunyuan": diffusers.HunyuanVideoTransformer3DModel,
+        "minimax": diffusers.MiniMaxH3Transformer3DModel,
     }
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -38,6 +40,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hunyuan": {"in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 10, "num_layers": 1}
     | {"num_single_layers": 1, "num_refiner_layers": 1, "patch_size": 2, "patch_size_t": 1, "text_embed_dim": 16}
     | {"pooled_projection_dim": 8, "rope_axes_dim": (2, 4, 4), "guidance_embeds": False},
+    "minimax": {"num_attention_heads": 2, "attention_head_dim": 16, "hidden_size": 24, "num_layers": 2, "num_refiner_layers": 1}
+    | {"ffn_dim": 32, "in_channels": 4, "audio_in_channels": 6, "text_dim": 16, "time_embed_hidden_dim": 16, "time_embed_dim": 16}
+    | {"rope_freq_dim": 2},
 }
 
 
@@ -53,6 +58,8 @@ def arguments(family: str, timestep: float = 500.0, text: int = TEXT) -> dict[st
         return torch.randn(shape, generator=draw)
 
     given: dict[str, Any] = {"encoder_hidden_states": normal(1, text, 16), "timestep": torch.tensor([timestep]), "return_dict": False}
+    if family == "minimax":
+        return given | packed(normal, 1 - timestep / 1000, text)
     if family == "ltx":
         sides = {"num_frames": FRAMES, "height": SIDE // 2, "width": SIDE // 2}
         tokens = normal(1, FRAMES * SIDE * SIDE // 4, 4)
@@ -63,6 +70,29 @@ def arguments(family: str, timestep: float = 500.0, text: int = TEXT) -> dict[st
         mask = torch.arange(text) < text - 3
         given |= {"encoder_attention_mask": mask[None].long(), "pooled_projections": normal(1, 8)}
     return given
+
+
+def packed(normal: Callable[..., Tensor], time: float, text: int) -> dict[str, Any]:
+    """One sequence of text, a frame that is given, sound, and the frames that are made; 1 is clean."""
+    side, sound = SIDE // 2, 6
+    kinds = torch.cat([torch.full((n,), kind) for n, kind in ((text, 1), (side**2, 0), (sound, 2), (FRAMES * side**2, 0))])
+    frame = torch.cartesian_prod(torch.arange(side), torch.arange(side)).double()
+    places = torch.zeros(len(kinds), 3, dtype=torch.float64)
+    places[:text, 0] = torch.arange(text)
+    places[text : text + side**2, 1:] = frame
+    places[-FRAMES * side**2 :] = torch.cat([torch.cat((torch.full((side**2, 1), 5.0 * f + text), frame), 1) for f in range(FRAMES)])
+    times = torch.ones(len(kinds), dtype=torch.long)
+    times[: text + side**2] = 0
+    of_kind = {"text_indices": 1, "audio_indices": 2, "video_indices": 0}
+    return {
+        "hidden_states": normal(1, (1 + FRAMES) * side**2, 16),
+        "audio_hidden_states": normal(1, sound, 6),
+        "timestep": torch.tensor([1.0, time]),
+        "timestep_indices": times,
+        "token_tags": kinds,
+        "position_ids": places,
+        **{name: (kinds == kind).nonzero()[:, 0] for name, kind in of_kind.items()},
+    }
 
 
 def run(model: Any, family: str, **changes: Any) -> Tensor:
@@ -110,14 +140,15 @@ class Recording:
         return Selection(mask, blocks, blocks, memory=(torch.tensor(len(self.places)),))
 
 
-def test_steps_layers_branches_and_generations_are_told_apart() -> None:
-    """Two passes a step, as with classifier-free guidance; then another generation from the top."""
-    model, method = model_of("wan"), Recording()
+@pytest.mark.parametrize(("family", "before"), [("wan", 0), ("minimax", TEXT + SIDE**2 // 4 + 6)])
+def test_steps_layers_branches_and_generations_are_told_apart(family: str, before: int) -> None:
+    """Two passes a step, as with classifier-free guidance; then another generation from the top. MiniMax's time rises."""
+    model, method = model_of(family), Recording()
     scheduler = SimpleNamespace(timesteps=[900, 600, 300])
     with sparsify(SimpleNamespace(components={"transformer": model, "scheduler": scheduler, "vae": None}), method):
         for timestep in (900, 600, 300, 900):
             for _ in range(2):
-                run(model, "wan", timestep=timestep)
+                run(model, family, timestep=timestep)
     told = [(place.step, place.layer) for place in method.places]
     assert told == [(step, layer) for step in (0, 1, 2, 0) for _ in range(2) for layer in range(2)]
     assert all((place.steps, place.layers) == (3, 2) for place in method.places)
@@ -125,7 +156,7 @@ def test_steps_layers_branches_and_generations_are_told_apart() -> None:
     # what a call is handed is what the call of the same branch and layer, four before, kept; a new generation begins with nothing
     assert memories == [0] * 4 + [1, 2, 3, 4, 5, 6, 7, 8] + [0] * 4
     grid = method.places[0].grid
-    assert (grid.frames, grid.height, grid.width, grid.before, grid.after) == (FRAMES, SIDE // 2, SIDE // 2, 0, 0)
+    assert (grid.frames, grid.height, grid.width, grid.before, grid.after) == (FRAMES, SIDE // 2, SIDE // 2, before, 0)
 
 
 def test_cross_attention_over_as_many_tokens_is_left_alone() -> None:
@@ -167,5 +198,9 @@ def test_what_cannot_be_done_is_said() -> None:
         sparsify(torch.nn.Linear(2, 2), "svg2")
     with pytest.raises(PluginError, match="svg2"):
         sparsify(model_of("wan"), "svg3")
+    mixed, model = arguments("minimax"), model_of("minimax")
+    mixed["position_ids"] = mixed["position_ids"].flip(0)
+    with sparsify(model, "ress"), pytest.raises(InputError, match=r"position_ids: .* as the last rows, frame by frame"):
+        model(**mixed)
     with pytest.raises(ModelError, match="no transformer"):
         sparsify(SimpleNamespace(components={"unet": torch.nn.Linear(2, 2)}), "svg2")
